@@ -1,0 +1,635 @@
+"""Closed forms: what every variant counts, from its shapes alone.
+
+A second, independent derivation of the ledger. It shares no code with the loop nests: each variant
+is a bill whose terms name the tensor or the step they pay for, so agreement with a run is evidence
+for both. Masks enter through four sums over tiles (``Sums``), each in O(log) by Euclid's algorithm,
+so that ten million rows cost what ten do.
+
+The letters are the papers': n query rows, s key rows, d and e the widths of K and V, Br and Bc the
+rows of a tile, w the storage width in bytes, a the accumulator's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from simattn.counts import Counts, Flops, SRAMTraffic, Traffic
+from simattn.dtypes import DTYPES
+
+
+def floor_sum(count: int, slope: int, offset: int, modulus: int) -> int:
+    """Sum of floor((slope * i + offset) / modulus) over i = 0 .. count - 1, for offset >= 0.
+
+    Counts lattice points under a line, by Euclid's algorithm on (slope, modulus): O(log modulus).
+
+    >>> floor_sum(4, 3, 1, 2)  # 0 + 2 + 3 + 5
+    10
+    """
+    total = 0
+    while count > 0:
+        total += (slope // modulus) * (count * (count - 1) // 2) + (offset // modulus) * count
+        slope, offset = slope % modulus, offset % modulus
+        top = slope * count + offset
+        # Points left under the line, counted by rows in place of columns.
+        count, offset = divmod(top, modulus)
+        slope, modulus = modulus, slope
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One program's problem: everything a closed form may depend on."""
+
+    n: int
+    s: int
+    d: int
+    e: int
+    block_q: int
+    block_k: int
+    left: int  # how many keys before its own position a row sees; -1: all
+    right: int  # and after it; causal is 0
+    w: int
+    a: int
+    lse: bool
+    splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over the visited tiles, those that hold at least one visible pair."""
+
+    keys: int  # over query tiles: key rows of the tiles it visits. No mask: Tr * s
+    rows: int  # over key tiles: query rows of the tiles that visit it. No mask: Tc * n
+    pairs: int  # over visited tiles: rows x key rows. No mask: n * s
+    keys_once: int  # key rows of the tiles that anyone visits. No mask: s
+
+    @classmethod
+    def of(cls, x: Shape) -> Sums:
+        full = x.n // x.block_q  # query tiles that are not short
+        tiles, keys = _visits(x, full)
+        short = x.n - full * x.block_q
+        last_tiles, last_keys = _span_tiles(x, full * x.block_q, x.n) if short else (0, 0)
+        return cls(
+            keys=keys + last_keys,
+            rows=x.block_q * tiles + short * last_tiles,
+            pairs=x.block_q * keys + short * last_keys,
+            keys_once=_span_tiles(x, 0, x.n)[1],
+        )
+
+
+def _span(x: Shape, start: int, stop: int) -> tuple[int, int]:
+    """The keys that some row of start..stop sees, as (first, one past the last)."""
+    first = 0 if x.left < 0 else max(0, start + x.s - x.n - x.left)
+    last = x.s if x.right < 0 else min(x.s, stop + x.s - x.n + x.right)
+    return first, last
+
+
+def _sees(x: Shape, rows: tuple[int, int], keys: tuple[int, int]) -> bool:
+    first, last = _span(x, *rows)
+    return rows[0] < rows[1] and max(first, keys[0]) < min(last, keys[1])
+
+
+def _span_tiles(x: Shape, start: int, stop: int) -> tuple[int, int]:
+    """How many key tiles rows start..stop visit, and the key rows in them."""
+    first, last = _span(x, start, stop)
+    if start >= stop or first >= last:
+        return 0, 0
+    begin, end = first // x.block_k, -(-last // x.block_k)
+    return end - begin, min(end * x.block_k, x.s) - begin * x.block_k
+
+
+def _visits(x: Shape, full: int) -> tuple[int, int]:
+    """The sums of ``_span_tiles`` over the first ``full`` query tiles, none of them short."""
+    Br, Bc, Tc = x.block_q, x.block_k, -(-x.s // x.block_k)
+    low = x.s - x.n - x.left  # tile i sees keys from Br i + low ...
+    high = x.s - x.n + Br + x.right  # ... to Br i + high, before clipping to 0 .. s
+    begin, end = 0, full if x.s else 0
+    if x.right >= 0:
+        begin = min(end, max(begin, _first_above(Br, high, 0)))  # before it, tiles see nothing
+    if x.left >= 0:
+        end = max(begin, min(end, _first_above(Br, low, x.s - 1)))  # from it on, they see nothing
+
+    # The first key tile visited is floor((Br i + low) / Bc), or 0 until that line rises above 0.
+    skipped = 0
+    if x.left >= 0:
+        rising = min(end, max(begin, _first_above(Br, low, -1)))
+        skipped = floor_sum(end - rising, Br, Br * rising + low, Bc)
+    # One past the last is ceil((Br i + high) / Bc), until it reaches the last tile, the short one.
+    reaching, tiles = begin, 0
+    if x.right >= 0:
+        reaching = min(end, max(begin, _first_above(Br, high, (Tc - 1) * Bc)))
+        tiles = floor_sum(reaching - begin, Br, Br * begin + high + Bc - 1, Bc)
+    at_end = end - reaching
+    return tiles + Tc * at_end - skipped, Bc * (tiles - skipped) + x.s * at_end
+
+
+def _first_above(slope: int, offset: int, value: int) -> int:
+    """The smallest integer i with slope * i + offset > value."""
+    return (value - offset) // slope + 1
+
+
+@dataclass(slots=True)
+class Bill:
+    """Adds up the terms of a closed form."""
+
+    w: int
+    a: int
+    reads: Counter[str] = field(default_factory=Counter)
+    writes: Counter[str] = field(default_factory=Counter)
+    read_bytes: Counter[str] = field(default_factory=Counter)
+    write_bytes: Counter[str] = field(default_factory=Counter)
+    sram_reads: int = 0
+    sram_writes: int = 0
+    sram_read_bytes: int = 0
+    sram_write_bytes: int = 0
+    matmul: int = 0
+    nonmatmul: int = 0
+    exp: int = 0
+    peak: int = 0
+
+    def load(self, tensor: str, elems: int, *, wide: bool = False) -> None:
+        width = self.a if wide else self.w
+        self.reads[tensor] += elems
+        self.read_bytes[tensor] += elems * width
+        self.sram_writes += elems
+        self.sram_write_bytes += elems * width
+
+    def store(self, tensor: str, elems: int, *, wide: bool = False) -> None:
+        """Tiles stored are always at accumulator width; the tensor they go to may not be."""
+        self.writes[tensor] += elems
+        self.write_bytes[tensor] += elems * (self.a if wide else self.w)
+        self.sram_reads += elems
+        self.sram_read_bytes += elems * self.a
+
+    def step(
+        self,
+        reads: int,
+        writes: int,
+        *,
+        narrow: int = 0,
+        matmul: int = 0,
+        flops: int = 0,
+        exp: int = 0,
+    ) -> None:
+        """A tile operation. ``reads`` at accumulator width, ``narrow`` reads at storage width."""
+        self.sram_reads += reads + narrow
+        self.sram_read_bytes += reads * self.a + narrow * self.w
+        self.sram_writes += writes
+        self.sram_write_bytes += writes * self.a
+        self.matmul += matmul
+        self.nonmatmul += flops
+        self.exp += exp
+
+    def live(self, narrow: int, wide: int) -> None:
+        """These many elements are live at once."""
+        self.peak = max(self.peak, narrow * self.w + wide * self.a)
+
+    def overwrites(self, narrow: int) -> int:
+        """Wide elements that overwriting a loaded tile takes: its own where widths are equal."""
+        return narrow if self.w < self.a else 0
+
+    def counts(self, programs: int) -> Counts:
+        def times(c: Counter[str]) -> dict[str, int]:
+            return {name: programs * elems for name, elems in c.items() if programs * elems}
+
+        return Counts(
+            Traffic(
+                times(self.reads),
+                times(self.writes),
+                times(self.read_bytes),
+                times(self.write_bytes),
+            ),
+            SRAMTraffic(
+                programs * self.sram_reads,
+                programs * self.sram_writes,
+                programs * self.sram_read_bytes,
+                programs * self.sram_write_bytes,
+            ),
+            Flops(programs * self.matmul, programs * self.nonmatmul, programs * self.exp),
+            self.peak if programs else 0,
+        )
+
+
+# Steps that several variants share; `sums` runs over whichever tiles take the step.
+
+
+def _score(bill: Bill, x: Shape, sums: Sums) -> None:
+    d, A = x.d, sums.pairs
+    bill.step(0, A, narrow=sums.rows * d + sums.keys * d, matmul=2 * A * d)  # S = Q K^T
+    bill.step(A, A, flops=A)  # S * scale
+
+
+def _raise_max(bill: Bill, sums: Sums, score_width: str = "wide") -> None:
+    """m_new, the factor c it makes, and l under it."""
+    A, B = sums.pairs, sums.rows
+    wide, narrow = (A, 0) if score_width == "wide" else (0, A)
+    bill.step(wide + B, B, narrow=narrow, flops=A + B)  # m_new = max(m, rowmax S)
+    bill.step(2 * B, B, flops=B)  # m - m_new
+    bill.step(B, B, exp=B)  # c = exp
+    bill.step(2 * B, B, flops=B)  # l * c
+
+
+def _sum_weights(bill: Bill, sums: Sums, score_width: str = "wide") -> None:
+    """P under m, and its sum into l."""
+    A, B = sums.pairs, sums.rows
+    wide, narrow = (A, 0) if score_width == "wide" else (0, A)
+    bill.step(wide + B, A, narrow=narrow, flops=A)  # S - m
+    bill.step(A, A, exp=A)  # P = exp
+    bill.step(A + B, B, flops=A + B)  # l + rowsum P
+
+
+def _accumulate(bill: Bill, x: Shape, sums: Sums, weights: str = "wide") -> None:
+    e, A, B = x.e, sums.pairs, sums.rows
+    wide, narrow = (A, 0) if weights == "wide" else (0, A)
+    bill.step(B * e + wide, B * e, narrow=sums.keys * e + narrow, matmul=2 * A * e)  # O += P V
+
+
+def _divide(bill: Bill, elems: int, rows: int) -> None:
+    bill.step(elems + rows, elems, flops=elems)
+
+
+def _store_lse(bill: Bill, n: int) -> None:
+    bill.step(n, n, flops=n)  # log l
+    bill.step(2 * n, n, flops=n)  # + m
+    bill.store("L", n, wide=True)
+
+
+def _visited_tiles(x: Shape) -> Iterator[tuple[int, int]]:
+    """The sizes (Br, Bc) that occur among visited tiles: at most four."""
+    for Br, rows in _tile_sizes(x.n, x.block_q):
+        for Bc, keys in _tile_sizes(x.s, x.block_k):
+            if _sees(x, rows, keys):
+                yield Br, Bc
+
+
+def _tile_sizes(length: int, block: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(rows of a tile, the range that tiles of this size cover): full ones, then the short one."""
+    cut = length // block * block
+    if cut:
+        yield block, (0, cut)
+    if cut < length:
+        yield length - cut, (cut, length)
+
+
+def _widest(x: Shape) -> int:
+    return min(x.block_q, x.n)
+
+
+# The variants
+
+
+def q_outer(bill: Bill, x: Shape, *, each: bool = False, stores_partials: bool = False) -> None:
+    n, d, e, sums = x.n, x.d, x.e, Sums.of(x)
+    parts = x.splits if stores_partials else 1
+    bill.load("Q", parts * n * d)
+    bill.step(0, parts * n * (e + 2))  # m = -inf, l = 0, O = 0
+    bill.load("K", sums.keys * d)
+    bill.load("V", sums.keys * e)
+    _score(bill, x, sums)
+    _raise_max(bill, sums)
+    bill.step(sums.rows * (e + 1), sums.rows * e, flops=sums.rows * e)  # O * c, or O * (l c)
+    _sum_weights(bill, sums)
+    _accumulate(bill, x, sums)
+    if each:
+        _divide(bill, sums.rows * e, sums.rows)
+    else:
+        _divide(bill, parts * n * e, parts * n)
+    Br = _widest(x)
+    bill.live(Br * d, Br * (e + 2))  # Q; m, l, O
+    for Br, Bc in _visited_tiles(x):
+        bill.live(Br * d + Bc * (d + e), Br * Bc + Br * e + 3 * Br)  # Q, K, V; S, O, m, l, m_new
+    if not stores_partials:
+        bill.store("O", n * e)
+        if x.lse:
+            _store_lse(bill, n)
+
+
+def q_outer_each(bill: Bill, x: Shape) -> None:
+    q_outer(bill, x, each=True)
+
+
+def split_kv(bill: Bill, x: Shape) -> None:
+    n, e, p = x.n, x.e, x.splits
+    q_outer(bill, x, stores_partials=True)
+    bill.step(p * n, p * n, flops=p * n)  # log l
+    bill.step(2 * p * n, p * n, flops=p * n)  # L = m + log l
+    bill.store("O_part", p * n * e, wide=True)
+    bill.store("L_part", p * n, wide=True)
+
+    bill.step(0, n * (e + 2))  # m = -inf, l = 0, O = 0
+    bill.load("O_part", p * n * e, wide=True)
+    bill.load("L_part", p * n, wide=True)
+    bill.step(0, p * n)  # l = 1 of a part
+    bill.step(2 * p * n, p * n, flops=p * n)  # m_new
+    for _side in ("the merged state", "the part"):
+        bill.step(2 * p * n, p * n, flops=p * n)  # m - m_new
+        bill.step(p * n, p * n, exp=p * n)  # c
+        bill.step(2 * p * n, p * n, flops=p * n)  # l * c
+        bill.step(p * n * (e + 1), p * n * e, flops=p * n * e)  # O * c
+    bill.step(2 * p * n, p * n, flops=p * n)  # l + l
+    bill.step(2 * p * n * e, p * n * e, flops=p * n * e)  # O + O
+    _divide(bill, n * e, n)
+    bill.store("O", n * e)
+    if x.lse:
+        _store_lse(bill, n)
+    bill.live(0, _widest(x) * (2 * e + 5))  # both O, m, l, and m_new
+
+
+def two_pass(bill: Bill, x: Shape) -> None:
+    n, d, e, sums = x.n, x.d, x.e, Sums.of(x)
+    bill.load("Q", n * d)
+    bill.step(0, n * 2)  # m = -inf, l = 0
+    bill.load("K", sums.keys * d)
+    _score(bill, x, sums)
+    _raise_max(bill, sums)
+    _sum_weights(bill, sums)
+
+    bill.step(0, n * e)  # O = 0
+    bill.load("K", sums.keys * d)
+    bill.load("V", sums.keys * e)
+    _score(bill, x, sums)
+    bill.step(sums.pairs + sums.rows, sums.pairs, flops=sums.pairs)  # S - m
+    bill.step(sums.pairs, sums.pairs, exp=sums.pairs)  # exp
+    _divide(bill, sums.pairs, sums.rows)  # P
+    _accumulate(bill, x, sums)
+    bill.store("O", n * e)
+    if x.lse:
+        _store_lse(bill, n)
+
+    Br = _widest(x)
+    bill.live(Br * d, Br * (e + 2))  # Q; m, l, O
+    for Br, Bc in _visited_tiles(x):
+        bill.live(Br * d + Bc * d, Br * Bc + 3 * Br)  # Q, K; S, m, l, m_new
+        bill.live(Br * d + Bc * (d + e), Br * Bc + Br * (e + 2))  # Q, K, V; P, O, m, l
+
+
+def kv_outer(bill: Bill, x: Shape, *, divided: bool = True) -> None:
+    n, d, e, sums = x.n, x.d, x.e, Sums.of(x)
+    wide = not divided  # how O travels
+    bill.step(0, n * (e + 2))  # m = -inf, l = 0, O = 0
+    bill.store("m", n, wide=True)
+    bill.store("l", n, wide=True)
+    bill.store("O", n * e, wide=wide)
+
+    bill.load("K", sums.keys_once * d)
+    bill.load("V", sums.keys_once * e)
+    bill.load("Q", sums.rows * d)
+    bill.load("m", sums.rows, wide=True)
+    bill.load("l", sums.rows, wide=True)
+    bill.load("O", sums.rows * e, wide=wide)
+    _score(bill, x, sums)
+    _raise_max(bill, sums)
+    moved = sums.rows * e
+    if wide:
+        bill.step(moved + sums.rows, moved, flops=moved)  # O * c
+    else:
+        bill.step(sums.rows, moved, narrow=moved, flops=moved)  # O * (l c)
+    _sum_weights(bill, sums)
+    _accumulate(bill, x, sums)
+    if divided:
+        _divide(bill, moved, sums.rows)
+    bill.store("m", sums.rows, wide=True)
+    bill.store("l", sums.rows, wide=True)
+    bill.store("O", moved, wide=wide)
+
+    Br = _widest(x)
+    bill.live(0, Br * (e + 2))  # the initial m, l, O
+    for Br, Bc in _visited_tiles(x):
+        narrow_O, wide_O = (0, Br * e) if wide else (Br * e, bill.overwrites(Br * e))
+        bill.live(Br * d + Bc * (d + e) + narrow_O, Br * Bc + 3 * Br + wide_O)
+    if divided and x.lse:
+        bill.load("m", n, wide=True)
+        bill.load("l", n, wide=True)
+        _store_lse(bill, n)
+
+
+def kv_outer_end(bill: Bill, x: Shape) -> None:
+    n, e = x.n, x.e
+    kv_outer(bill, x, divided=False)
+    bill.load("O", n * e, wide=True)
+    bill.load("l", n, wide=True)
+    _divide(bill, n * e, n)
+    bill.store("O", n * e)
+    if x.lse:
+        bill.load("m", n, wide=True)
+        _store_lse(bill, n)
+
+
+def standard_safe(bill: Bill, x: Shape) -> None:
+    _standard(bill, x, safe)
+
+
+def standard_online(bill: Bill, x: Shape) -> None:
+    _standard(bill, x, online)
+
+
+def standard_row(bill: Bill, x: Shape) -> None:
+    _standard(bill, x, row)
+
+
+def _standard(bill: Bill, x: Shape, softmax: Callable[..., None]) -> None:
+    """S, P and O pass through HBM whole, masked or not."""
+    n, s, d, e = x.n, x.s, x.d, x.e
+    Tr, Tc = -(-n // x.block_q), -(-s // x.block_k)
+    sums = Sums(keys=Tr * s, rows=Tc * n, pairs=n * s, keys_once=s)
+    bill.load("Q", n * d)
+    bill.load("K", sums.keys * d)
+    _score(bill, x, sums)
+    bill.store("S", n * s)
+
+    softmax(bill, x, "S", "P")
+
+    bill.step(0, n * e)  # O = 0
+    bill.load("P", n * s)
+    bill.load("V", sums.keys * e)
+    _accumulate(bill, x, sums, weights="narrow")
+    bill.store("O", n * e)
+
+    Br, Bc = _widest(x), min(x.block_k, s)
+    if n:
+        bill.live(Br * d + Bc * d, Br * Bc)  # Q, K; S
+        bill.live(Br * Bc + Bc * e, Br * e)  # P, V; O
+
+
+# Softmaxes of n x s in HBM
+
+
+def naive(bill: Bill, x: Shape, X: str, Y: str) -> None:
+    n, s, A, B = x.n, x.s, x.n * x.s, -(-x.s // x.block_k) * x.n
+    bill.step(0, n)  # l = 0
+    bill.load(X, A)
+    bill.step(0, A, narrow=A, exp=A)
+    bill.step(A + B, B, flops=A + B)  # l + rowsum
+    bill.load(X, A)
+    bill.step(0, A, narrow=A, exp=A)
+    _divide(bill, A, B)
+    bill.store(Y, A)
+    if x.lse:
+        bill.step(n, n, flops=n)  # log l
+        bill.store("L", n, wide=True)
+    Br, Bc = _widest(x), min(x.block_k, s)
+    bill.live(Br * Bc, bill.overwrites(Br * Bc) + Br)
+
+
+def safe(bill: Bill, x: Shape, X: str, Y: str) -> None:
+    A, B = x.n * x.s, -(-x.s // x.block_k) * x.n
+    bill.step(0, 2 * x.n)  # m = -inf, l = 0
+    bill.load(X, A)
+    bill.step(B, B, narrow=A, flops=A + B)  # max(m, rowmax)
+    bill.load(X, A)
+    _sum_weights(bill, Sums(0, B, A, 0), score_width="narrow")
+    _divide_pass(bill, x, X, Y)
+
+
+def online(bill: Bill, x: Shape, X: str, Y: str) -> None:
+    sums = Sums(keys=0, rows=-(-x.s // x.block_k) * x.n, pairs=x.n * x.s, keys_once=0)
+    bill.step(0, 2 * x.n)  # m = -inf, l = 0
+    bill.load(X, x.n * x.s)
+    _raise_max(bill, sums, score_width="narrow")
+    _sum_weights(bill, sums, score_width="narrow")
+    _divide_pass(bill, x, X, Y)
+
+
+def _divide_pass(bill: Bill, x: Shape, X: str, Y: str) -> None:
+    A, B = x.n * x.s, -(-x.s // x.block_k) * x.n
+    bill.load(X, A)
+    bill.step(B, A, narrow=A, flops=A)  # X - m
+    bill.step(A, A, exp=A)
+    _divide(bill, A, B)
+    bill.store(Y, A)
+    if x.lse:
+        _store_lse(bill, x.n)
+    Br, Bc = _widest(x), min(x.block_k, x.s)
+    bill.live(0, 2 * Br)
+    if Bc:
+        bill.live(Br * Bc, 3 * Br)  # X; m, l, m_new
+        bill.live(Br * Bc, bill.overwrites(Br * Bc) + 2 * Br)  # X; X - m, m, l
+
+
+def row(bill: Bill, x: Shape, X: str, Y: str) -> None:
+    n, A = x.n, x.n * x.s
+    bill.step(0, 2 * n)  # m = -inf, l = 0
+    bill.load(X, A)
+    bill.step(n, n, narrow=A, flops=A + n)  # m = rowmax
+    _sum_weights(bill, Sums(0, n, A, 0), score_width="narrow")
+    _divide(bill, A, n)
+    bill.store(Y, A)
+    if x.lse:
+        _store_lse(bill, n)
+    Br = _widest(x)
+    bill.live(Br * x.s, bill.overwrites(Br * x.s) + 3 * Br)  # X; X - m, m0, m, l
+
+
+FORMS: dict[str, Callable[[Bill, Shape], None]] = {
+    f.__name__: f
+    for f in (
+        standard_safe,
+        standard_online,
+        standard_row,
+        two_pass,
+        q_outer,
+        q_outer_each,
+        kv_outer,
+        kv_outer_end,
+        split_kv,
+    )
+}
+SOFTMAX_FORMS = {f.__name__: f for f in (naive, safe, online, row)}
+
+
+def predict(
+    variant: str,
+    *,
+    n: int,
+    d: int,
+    n_k: int | None = None,
+    dv: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    batch: int = 1,
+    block_q: int,
+    block_k: int,
+    splits: int | None = None,
+    is_causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    dtype: str = "float32",
+    return_lse: bool = False,
+) -> Counts:
+    """What `simattn.attention` would count, without running it.
+
+    Parameters
+    ----------
+    variant : str
+        One of ``standard_safe standard_online standard_row two_pass q_outer q_outer_each kv_outer
+        kv_outer_end split_kv``.
+    n, d, n_k, dv : int
+        Query rows and width; key rows (default n) and value width (default d).
+    heads, kv_heads, batch : int
+        Query heads and batch multiply every total; K/V heads shared by several query heads
+        (default: heads) do not lower it, for each query head loads its own.
+    block_q, block_k : int
+        Rows of a tile; clamped to n and n_k. 1 and 1 is untiled.
+    splits : int, optional
+        Parts of ``split_kv`` (default 4); at most the number of key tiles.
+    is_causal, window_size, dtype, return_lse
+        As in `simattn.attention`.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, its value and the rule.
+
+    Examples
+    --------
+    >>> predict("q_outer", n=1024, d=64, block_q=64, block_k=64).traffic.total_elems
+    2228224
+    >>> 2 * 1024 * 64 + 2 * 1024 * 64 * 16  # 2Nd + 2Nd Tr
+    2228224
+    """
+    n_k, dv = n if n_k is None else n_k, d if dv is None else dv
+    if variant not in FORMS:
+        raise ValueError(f"variant {variant!r}: must be one of {', '.join(FORMS)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
+    for name, value, least in (
+        ("n", n, 0), ("n_k", n_k, 0), ("d", d, 1), ("dv", dv, 1), ("heads", heads, 0),
+        ("batch", batch, 0), ("block_q", block_q, 1), ("block_k", block_k, 1),
+    ):  # fmt: skip
+        if value < least:
+            raise ValueError(f"{name} {value}: must be at least {least}")
+    storage = DTYPES[dtype]
+    left, right = window_size
+    block_k = min(block_k, max(n_k, 1))
+    shape = Shape(
+        n=n, s=n_k, d=d, e=dv, block_q=min(block_q, max(n, 1)), block_k=block_k,
+        left=left, right=0 if is_causal else right,
+        w=storage.width_bytes, a=storage.accumulator.width_bytes,
+        lse=return_lse, splits=max(1, min(4 if splits is None else splits, -(-n_k // block_k))),
+    )  # fmt: skip
+    bill = Bill(shape.w, shape.a)
+    FORMS[variant](bill, shape)
+    return bill.counts(batch * heads)
+
+
+def predict_softmax(
+    algorithm: str, *, rows: int, columns: int, block_q: int = 1, block_k: int = 1,
+    dtype: str = "float32",
+) -> Counts:  # fmt: skip
+    """What `simattn.row_softmax` would count. Tensors are S, the scores, and P, their softmax.
+
+    >>> predict_softmax("online", rows=10, columns=100).traffic.total_elems  # 3 an element
+    3000
+    """
+    if algorithm not in SOFTMAX_FORMS:
+        raise ValueError(f"algorithm {algorithm!r}: must be one of {', '.join(SOFTMAX_FORMS)}")
+    storage = DTYPES[dtype]
+    shape = Shape(
+        n=rows, s=columns, d=1, e=1, block_q=min(block_q, max(rows, 1)),
+        block_k=min(block_k, max(columns, 1)), left=-1, right=-1, w=storage.width_bytes,
+        a=storage.accumulator.width_bytes, lse=False, splits=1,
+    )  # fmt: skip
+    bill = Bill(shape.w, shape.a)
+    SOFTMAX_FORMS[algorithm](bill, shape, "S", "P")
+    return bill.counts(1)
