@@ -599,6 +599,12 @@ def predict(
     ):  # fmt: skip
         if value < least:
             raise ValueError(f"{name} {value}: must be at least {least}")
+    if splits is not None and splits < 1:
+        raise ValueError(f"splits {splits}: must be at least 1")
+    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+        raise ValueError(f"kv_heads {kv_heads}: must divide heads {heads}")
+    if min(window_size) < -1:
+        raise ValueError(f"window_size {window_size}: must be two whole numbers, each at least -1")
     storage = DTYPES[dtype]
     left, right = window_size
     block_k = min(block_k, max(n_k, 1))

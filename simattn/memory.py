@@ -150,13 +150,13 @@ class Tile:
     def accumulate(self, P: Tile, V: Tile, visible: NDArray[np.bool_] | None = None) -> None:
         """self += P @ V. A key hidden from a row takes no part in it, whatever its V holds."""
         p, v = P._array, V._array
-        clean = None if visible is None else np.isfinite(v).all(axis=1)
-        if visible is None or clean is None or clean.all():
-            self._array += p @ v
-        else:
-            self._array += p[:, clean] @ v[clean]
-            for j in np.flatnonzero(~clean):
+        if visible is not None and not np.isfinite(v).all():  # 0 * NaN is NaN: keep hidden V out
+            spoiled = np.flatnonzero(~np.isfinite(v).all(axis=1))
+            for j in spoiled:
                 self._array[visible[:, j]] += p[visible[:, j], j, None] * v[j]
+            v = v.copy()
+            v[spoiled] = 0
+        self._array += p @ v
         self._sram.ledger.matmul += 2 * P.size * v.shape[1]
         self._count(0, self, P, V)
 
@@ -276,9 +276,9 @@ class SRAM:
     def load(self, region: Region) -> Tile:
         array = region._array.astype(self.accumulator.holder)
         width = region.dtype.width_bytes
-        ledger = self.ledger
-        ledger.reads[region.name, width] += array.size
-        return self._admit(Tile(self, array, width, region.name))._count(0)
+        tile = self._admit(Tile(self, array, width, region.name))
+        self.ledger.reads[region.name, width] += array.size
+        return tile._count(0)
 
     def store(self, region: Region, tile: Tile) -> None:
         """Round to the region's format and write it. The tile stays live."""

@@ -136,10 +136,14 @@ def attention(
     >>> run.traffic.reads["K"], run.traffic.total_elems, run.as_predicted
     (1048576, 2228224, True)
     """
-    Q, K, V, storage = _inputs(q, k, v, dtype)
+    given = {"q": _array("q", q), "k": _array("k", k), "v": _array("v", v)}
+    storage = _dtype(given, dtype)
+    Q, K, V = _checked_shapes(*(_stored(x, storage) for x in given.values()))
     (*batch, heads, n, d), (s, e) = Q.shape, V.shape[-2:]
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r}: must be one of {', '.join(VARIANTS)}")
+    if not isinstance(is_causal, (bool, np.bool_)):
+        raise ValueError(f"is_causal {is_causal!r}: must be True or False")
     if softcap != 0:
         raise ValueError(f"softcap {softcap!r}: not available yet, only 0 is taken")
     factor = 1 / math.sqrt(d) if scale is None else _finite("scale", scale)
@@ -181,11 +185,10 @@ def attention(
                 hbm.place("L", lse[*b, h], storage.accumulator)
             loops(hbm, sram, grid, scale=factor, lse=return_lse)
 
-    given = np.asarray(q)
-    if given.ndim == 2:
+    if given["q"].ndim == 2:
         out, lse = out[0], None if lse is None else lse[0]
-    if dtype is None and given.dtype.name == "bfloat16":
-        out = out.astype(given.dtype)
+    if dtype is None:
+        out = out.astype(given["q"].dtype.newbyteorder("="), copy=False)
     return Run(variant, block_q, block_k, parts, out, lse, ledger.counts(), predicted)
 
 
@@ -211,8 +214,9 @@ def row_softmax(
     """
     if algorithm not in SOFTMAXES:
         raise ValueError(f"algorithm {algorithm!r}: must be one of {', '.join(SOFTMAXES)}")
-    storage = _dtype({"x": x}, dtype)
-    X = _stored("x", x, storage)
+    given = _array("x", x)
+    storage = _dtype({"x": given}, dtype)
+    X = _stored(given, storage)
     if X.ndim != 2:
         raise ValueError(f"x {X.shape}: must have two dimensions, (rows, columns)")
     rows, columns = X.shape
@@ -232,9 +236,8 @@ def row_softmax(
     hbm.place("P", out, storage)
     with np.errstate(all="ignore"):
         SOFTMAXES[algorithm](sram, hbm.S, hbm.P, None, Br, Bc)
-    given = np.asarray(x)
-    if dtype is None and given.dtype.name == "bfloat16":
-        out = out.astype(given.dtype)
+    if dtype is None:
+        out = out.astype(given.dtype.newbyteorder("="), copy=False)
     return Run(algorithm, Br, Bc, None, out, None, sram.ledger.counts(), predicted)
 
 
@@ -256,57 +259,51 @@ def choose_blocks(
     return min(block_q, n), min(block_k, s)
 
 
-def _inputs(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, dtype: str | None
-) -> tuple[Array, Array, Array, DType]:
-    named = {"q": q, "k": k, "v": v}
-    storage = _dtype(named, dtype)
-    Q, K, V = (_stored(name, x, storage) for name, x in named.items())
+def _array(name: str, x: ArrayLike) -> Array:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name}: masked arrays are not taken")
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise ValueError(f"{name}: must be an array, its rows equally long") from None
+    if array.dtype.name not in DTYPES:
+        raise TypeError(f"{name} has dtype {array.dtype.name}: must be one of {', '.join(DTYPES)}")
+    return array
+
+
+def _dtype(given: dict[str, Array], dtype: str | None) -> DType:
+    """The storage format: the one asked for, or the one that all inputs have."""
+    if dtype is not None:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise ValueError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
+        return DTYPES[dtype]
+    if len({x.dtype.name for x in given.values()}) > 1:
+        kinds = ", ".join(f"{name} {x.dtype.name}" for name, x in given.items())
+        raise TypeError(f"{kinds}: must have one dtype")
+    return DTYPES[next(iter(given.values())).dtype.name]
+
+
+def _stored(x: Array, storage: DType) -> Array:
+    return storage.round(x.astype(np.float32) if x.dtype.name == "bfloat16" else x)
+
+
+def _checked_shapes(Q: Array, K: Array, V: Array) -> tuple[Array, Array, Array]:
+    """The arrays with their heads axis, once their shapes are known to fit each other."""
+    shapes = f"q {Q.shape}, k {K.shape}, v {V.shape}"
     if not Q.ndim == K.ndim == V.ndim or Q.ndim < 2:
-        raise ValueError(
-            f"q {Q.shape}, k {K.shape}, v {V.shape}: must have equally many dimensions, at least 2"
-        )
+        raise ValueError(f"{shapes}: must have equally many dimensions, at least 2")
     if Q.ndim == 2:
         Q, K, V = Q[None], K[None], V[None]
     if not Q.shape[:-3] == K.shape[:-3] == V.shape[:-3]:
-        raise ValueError(f"q {Q.shape}, k {K.shape}, v {V.shape}: batch dimensions must be equal")
+        raise ValueError(f"{shapes}: batch dimensions must be equal")
     if K.shape[-3:-1] != V.shape[-3:-1]:
-        raise ValueError(f"k {K.shape}, v {V.shape}: heads and rows must be equal")
+        raise ValueError(f"{shapes}: k and v must have the same heads and rows")
     if Q.shape[-1] != K.shape[-1] or not Q.shape[-1] or not V.shape[-1]:
-        raise ValueError(
-            f"q {Q.shape}, k {K.shape}, v {V.shape}: q and k must have the same width, and no "
-            "width may be 0"
-        )
+        raise ValueError(f"{shapes}: q and k must have the same width, and no width may be 0")
     heads, kv_heads = Q.shape[-3], K.shape[-3]
     if (heads % kv_heads) if kv_heads else heads:
-        raise ValueError(f"k {K.shape}: its {kv_heads} heads must divide q's {heads}")
-    return Q, K, V, storage
-
-
-def _dtype(named: dict[str, ArrayLike], dtype: str | None) -> DType:
-    """The storage format: the one asked for, or the one that all inputs have."""
-    names = []
-    for name, x in named.items():
-        if isinstance(x, np.ma.MaskedArray):
-            raise TypeError(f"{name}: masked arrays are not taken")
-        names.append(np.asarray(x).dtype.name)
-        if names[-1] not in DTYPES:
-            raise TypeError(f"{name} has dtype {names[-1]}: must be one of {', '.join(DTYPES)}")
-    if dtype is not None:
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
-        return DTYPES[dtype]
-    if len(set(names)) > 1:
-        pairs = ", ".join(f"{name} {kind}" for name, kind in zip(named, names, strict=True))
-        raise TypeError(f"{pairs}: must have one dtype")
-    return DTYPES[names[0]]
-
-
-def _stored(name: str, x: ArrayLike, storage: DType) -> Array:
-    a = np.asarray(x)
-    if a.dtype.name == "bfloat16":
-        a = a.astype(np.float32)
-    return storage.round(a)
+        raise ValueError(f"{shapes}: the {kv_heads} heads of k must divide the {heads} of q")
+    return Q, K, V
 
 
 def _whole(name: str, value: Any, least: int = 1) -> int | None:

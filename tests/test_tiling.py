@@ -1,0 +1,111 @@
+"""The planner: against brute force, and never worse with more SRAM."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import windows
+
+from simattn import predict
+from simattn.iomodel import FORMS
+from simattn.tiling import best, paper_rule, plan, seed_rule, smallest_budget
+
+
+@st.composite
+def shapes(draw) -> dict:
+    masked = draw(st.booleans())
+    return {
+        "variant": draw(st.sampled_from(list(FORMS))),
+        "n": draw(st.integers(1, 40)),
+        "n_k": draw(st.integers(1, 40)),
+        "d": draw(st.integers(1, 8)),
+        "dv": draw(st.integers(1, 8)),
+        "is_causal": masked and draw(st.booleans()),
+        "window_size": draw(windows) if masked else (-1, -1),
+        "dtype": draw(st.sampled_from(["float16", "float32", "float64"])),
+        "splits": draw(st.integers(1, 5)),
+    }
+
+
+def by_force(budget: int, granule: int, shape: dict) -> tuple[int, int] | None:
+    found = []
+    for Br in {min(Br, shape["n"]) for Br in range(granule, shape["n"] + granule, granule)}:
+        for Bc in {min(Bc, shape["n_k"]) for Bc in range(granule, shape["n_k"] + granule, granule)}:
+            counts = predict(**shape, block_q=Br, block_k=Bc)
+            if counts.peak_sram_bytes <= budget:
+                found.append((counts.traffic.total_bytes, -Br * Bc, -Br, (Br, Bc)))
+    return min(found)[-1] if found else None
+
+
+@given(shapes(), st.integers(1, 8), st.integers(1, 6000))
+def test_best_equals_brute_force(shape: dict, granule: int, budget: int) -> None:
+    tiles = best(**shape, sram_bytes=budget, granule=granule)
+    assert (tiles and (tiles.block_q, tiles.block_k)) == by_force(budget, granule, shape)
+    if tiles:
+        assert tiles.counts.peak_sram_bytes <= budget
+
+
+@given(shapes(), st.integers(1, 8), st.lists(st.integers(1, 8000), min_size=2, max_size=6))
+def test_counts_fall_or_stay_as_sram_grows(shape: dict, granule: int, budgets: list[int]) -> None:
+    tiles = [best(**shape, sram_bytes=b, granule=granule) for b in sorted(budgets)]
+    moved = [t.counts.traffic.total_bytes for t in tiles if t]
+    assert moved == sorted(moved, reverse=True)
+    assert not any(a and not b for a, b in pairwise(tiles))
+
+
+@given(shapes().filter(lambda s: not s["is_causal"] and s["window_size"] == (-1, -1)),
+       st.integers(1, 8))  # fmt: skip
+def test_the_smallest_budget_works_and_a_byte_less_does_not(shape: dict, granule: int) -> None:
+    least = smallest_budget(**shape, granule=granule)
+    assert best(**shape, sram_bytes=least, granule=granule)
+    assert best(**shape, sram_bytes=least - 1, granule=granule) is None
+
+
+def test_the_rules_name_tiles_that_need_more_than_the_budget() -> None:
+    """Both divide by 4d and leave S out: Q, K, V, O and S together reach 5M/4 and more."""
+    assert seed_rule(1024, 10) == (26, 10)
+    assert paper_rule(1024, 10) == (10, 26)
+    M = 4 * 64 * 64
+    seed, paper, optimum = plan("q_outer", 4 * M, n=4096, d=64)
+    assert (paper.block_q, paper.block_k) == (64, 64)
+    assert paper.counts.peak_sram_bytes == 4 * (5 * M // 4 + 3 * 64)
+    assert (seed.fits, paper.fits, optimum.fits) == (False, False, True)
+    assert optimum.counts.peak_sram_bytes <= 4 * M
+
+
+def test_where_the_loop_orders_stand() -> None:
+    """Best tiles: q_outer always moves less. Paper's rule: kv_outer does between 6d^2 and 8d^2."""
+    d, N = 64, 4096
+    kv_wins = []
+    for quarter in range(4, 64):
+        M = quarter * d * d // 4
+        by_rule = {}
+        for variant in ("q_outer", "kv_outer"):
+            _, paper, *optimum = plan(variant, 4 * M, n=N, d=d)
+            by_rule[variant] = paper.counts.traffic.total_elems
+            by_rule[variant, "best"] = optimum[0].counts.traffic.total_elems if optimum else None
+        if by_rule["q_outer", "best"]:
+            assert by_rule["q_outer", "best"] < by_rule["kv_outer", "best"]
+        if by_rule["kv_outer"] < by_rule["q_outer"]:
+            kv_wins.append(M / d**2)
+    assert 5.5 <= min(kv_wins) <= 6.5
+    assert kv_wins == [m for m in kv_wins if m > 5.5]
+
+
+def test_planning_a_million_rows_is_quick() -> None:
+    def ask(variant: str) -> float:
+        start = time.perf_counter()
+        best(variant, 232_448, n=10**6, d=64, dtype="float16")
+        return time.perf_counter() - start
+
+    for variant in ("q_outer", "kv_outer"):
+        assert min(ask(variant) for _ in range(3)) < 0.25
+
+
+def test_bad_granule() -> None:
+    with pytest.raises(ValueError, match=r"^granule 0: must be at least 1"):
+        best("q_outer", 1000, n=4, d=4, granule=0)
