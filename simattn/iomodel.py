@@ -2,8 +2,7 @@
 
 A second, independent derivation of the ledger. It shares no code with the loop nests: each variant
 is a bill whose terms name the tensor or the step they pay for, so agreement with a run is evidence
-for both. Masks enter through four sums over tiles (``Sums``), each in O(log) by Euclid's algorithm,
-so that ten million rows cost what ten do.
+for both. Masks enter through the four sums of ``tilesums.py``.
 
 The letters are the papers': n query rows, s key rows, d and e the widths of K and V, Br and Bc the
 rows of a tile, w the storage width in bytes, a the accumulator's.
@@ -12,122 +11,42 @@ rows of a tile, w the storage width in bytes, a the accumulator's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simattn.counts import Counts, Flops, SRAMTraffic, Traffic
 from simattn.dtypes import DTYPES
-
-
-def floor_sum(count: int, slope: int, offset: int, modulus: int) -> int:
-    """Sum of floor((slope * i + offset) / modulus) over i = 0 .. count - 1, for offset >= 0.
-
-    Counts lattice points under a line, by Euclid's algorithm on (slope, modulus): O(log modulus).
-
-    >>> floor_sum(4, 3, 1, 2)  # 0 + 2 + 3 + 5
-    10
-    """
-    total = 0
-    while count > 0:
-        total += (slope // modulus) * (count * (count - 1) // 2) + (offset // modulus) * count
-        slope, offset = slope % modulus, offset % modulus
-        top = slope * count + offset
-        # Points left under the line, counted by rows in place of columns.
-        count, offset = divmod(top, modulus)
-        slope, modulus = modulus, slope
-    return total
+from simattn.tilesums import Grid, TileSums, visited_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One program's problem: everything a closed form may depend on."""
 
-    n: int
-    s: int
+    grid: Grid
     d: int
     e: int
-    block_q: int
-    block_k: int
-    left: int  # how many keys before its own position a row sees; -1: all
-    right: int  # and after it; causal is 0
     w: int
     a: int
     lse: bool
     splits: int
 
+    @property
+    def n(self) -> int:
+        return self.grid.n
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Sums over the visited tiles, those that hold at least one visible pair."""
+    @property
+    def s(self) -> int:
+        return self.grid.s
 
-    keys: int  # over query tiles: key rows of the tiles it visits. No mask: Tr * s
-    rows: int  # over key tiles: query rows of the tiles that visit it. No mask: Tc * n
-    pairs: int  # over visited tiles: rows x key rows. No mask: n * s
-    keys_once: int  # key rows of the tiles that anyone visits. No mask: s
+    @property
+    def block_k(self) -> int:
+        return self.grid.block_k
 
-    @classmethod
-    def of(cls, x: Shape) -> Sums:
-        full = x.n // x.block_q  # query tiles that are not short
-        tiles, keys = _visits(x, full)
-        short = x.n - full * x.block_q
-        last_tiles, last_keys = _span_tiles(x, full * x.block_q, x.n) if short else (0, 0)
-        return cls(
-            keys=keys + last_keys,
-            rows=x.block_q * tiles + short * last_tiles,
-            pairs=x.block_q * keys + short * last_keys,
-            keys_once=_span_tiles(x, 0, x.n)[1],
-        )
-
-
-def _span(x: Shape, start: int, stop: int) -> tuple[int, int]:
-    """The keys that some row of start..stop sees, as (first, one past the last)."""
-    first = 0 if x.left < 0 else max(0, start + x.s - x.n - x.left)
-    last = x.s if x.right < 0 else min(x.s, stop + x.s - x.n + x.right)
-    return first, last
-
-
-def _sees(x: Shape, rows: tuple[int, int], keys: tuple[int, int]) -> bool:
-    first, last = _span(x, *rows)
-    return rows[0] < rows[1] and max(first, keys[0]) < min(last, keys[1])
-
-
-def _span_tiles(x: Shape, start: int, stop: int) -> tuple[int, int]:
-    """How many key tiles rows start..stop visit, and the key rows in them."""
-    first, last = _span(x, start, stop)
-    if start >= stop or first >= last:
-        return 0, 0
-    begin, end = first // x.block_k, -(-last // x.block_k)
-    return end - begin, min(end * x.block_k, x.s) - begin * x.block_k
-
-
-def _visits(x: Shape, full: int) -> tuple[int, int]:
-    """The sums of ``_span_tiles`` over the first ``full`` query tiles, none of them short."""
-    Br, Bc, Tc = x.block_q, x.block_k, -(-x.s // x.block_k)
-    low = x.s - x.n - x.left  # tile i sees keys from Br i + low ...
-    high = x.s - x.n + Br + x.right  # ... to Br i + high, before clipping to 0 .. s
-    begin, end = 0, full if x.s else 0
-    if x.right >= 0:
-        begin = min(end, max(begin, _first_above(Br, high, 0)))  # before it, tiles see nothing
-    if x.left >= 0:
-        end = max(begin, min(end, _first_above(Br, low, x.s - 1)))  # from it on, they see nothing
-
-    # The first key tile visited is floor((Br i + low) / Bc), or 0 until that line rises above 0.
-    skipped = 0
-    if x.left >= 0:
-        rising = min(end, max(begin, _first_above(Br, low, -1)))
-        skipped = floor_sum(end - rising, Br, Br * rising + low, Bc)
-    # One past the last is ceil((Br i + high) / Bc), until it reaches the last tile, the short one.
-    reaching, tiles = begin, 0
-    if x.right >= 0:
-        reaching = min(end, max(begin, _first_above(Br, high, (Tc - 1) * Bc)))
-        tiles = floor_sum(reaching - begin, Br, Br * begin + high + Bc - 1, Bc)
-    at_end = end - reaching
-    return tiles + Tc * at_end - skipped, Bc * (tiles - skipped) + x.s * at_end
-
-
-def _first_above(slope: int, offset: int, value: int) -> int:
-    """The smallest integer i with slope * i + offset > value."""
-    return (value - offset) // slope + 1
+    @property
+    def tallest(self) -> int:
+        """Rows of the largest query tile."""
+        return min(self.grid.block_q, self.grid.n)
 
 
 @dataclass(slots=True)
@@ -215,13 +134,13 @@ class Bill:
 # Steps that several variants share; `sums` runs over whichever tiles take the step.
 
 
-def _score(bill: Bill, x: Shape, sums: Sums) -> None:
+def _score(bill: Bill, x: Shape, sums: TileSums) -> None:
     d, A = x.d, sums.pairs
     bill.step(0, A, narrow=sums.rows * d + sums.keys * d, matmul=2 * A * d)  # S = Q K^T
     bill.step(A, A, flops=A)  # S * scale
 
 
-def _raise_max(bill: Bill, sums: Sums, score_width: str = "wide") -> None:
+def _raise_max(bill: Bill, sums: TileSums, score_width: str = "wide") -> None:
     """m_new, the factor c it makes, and l under it."""
     A, B = sums.pairs, sums.rows
     wide, narrow = (A, 0) if score_width == "wide" else (0, A)
@@ -231,7 +150,7 @@ def _raise_max(bill: Bill, sums: Sums, score_width: str = "wide") -> None:
     bill.step(2 * B, B, flops=B)  # l * c
 
 
-def _sum_weights(bill: Bill, sums: Sums, score_width: str = "wide") -> None:
+def _sum_weights(bill: Bill, sums: TileSums, score_width: str = "wide") -> None:
     """P under m, and its sum into l."""
     A, B = sums.pairs, sums.rows
     wide, narrow = (A, 0) if score_width == "wide" else (0, A)
@@ -240,7 +159,7 @@ def _sum_weights(bill: Bill, sums: Sums, score_width: str = "wide") -> None:
     bill.step(A + B, B, flops=A + B)  # l + rowsum P
 
 
-def _accumulate(bill: Bill, x: Shape, sums: Sums, weights: str = "wide") -> None:
+def _accumulate(bill: Bill, x: Shape, sums: TileSums, weights: str = "wide") -> None:
     e, A, B = x.e, sums.pairs, sums.rows
     wide, narrow = (A, 0) if weights == "wide" else (0, A)
     bill.step(B * e + wide, B * e, narrow=sums.keys * e + narrow, matmul=2 * A * e)  # O += P V
@@ -256,32 +175,11 @@ def _store_lse(bill: Bill, n: int) -> None:
     bill.store("L", n, wide=True)
 
 
-def _visited_tiles(x: Shape) -> Iterator[tuple[int, int]]:
-    """The sizes (Br, Bc) that occur among visited tiles: at most four."""
-    for Br, rows in _tile_sizes(x.n, x.block_q):
-        for Bc, keys in _tile_sizes(x.s, x.block_k):
-            if _sees(x, rows, keys):
-                yield Br, Bc
-
-
-def _tile_sizes(length: int, block: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """(rows of a tile, the range that tiles of this size cover): full ones, then the short one."""
-    cut = length // block * block
-    if cut:
-        yield block, (0, cut)
-    if cut < length:
-        yield length - cut, (cut, length)
-
-
-def _widest(x: Shape) -> int:
-    return min(x.block_q, x.n)
-
-
 # The variants
 
 
 def q_outer(bill: Bill, x: Shape, *, each: bool = False, stores_partials: bool = False) -> None:
-    n, d, e, sums = x.n, x.d, x.e, Sums.of(x)
+    n, d, e, sums = x.n, x.d, x.e, TileSums.of(x.grid)
     parts = x.splits if stores_partials else 1
     bill.load("Q", parts * n * d)
     bill.step(0, parts * n * (e + 2))  # m = -inf, l = 0, O = 0
@@ -296,9 +194,9 @@ def q_outer(bill: Bill, x: Shape, *, each: bool = False, stores_partials: bool =
         _divide(bill, sums.rows * e, sums.rows)
     else:
         _divide(bill, parts * n * e, parts * n)
-    Br = _widest(x)
+    Br = x.tallest
     bill.live(Br * d, Br * (e + 2))  # Q; m, l, O
-    for Br, Bc in _visited_tiles(x):
+    for Br, Bc in visited_sizes(x.grid):
         bill.live(Br * d + Bc * (d + e), Br * Bc + Br * e + 3 * Br)  # Q, K, V; S, O, m, l, m_new
     if not stores_partials:
         bill.store("O", n * e)
@@ -334,11 +232,11 @@ def split_kv(bill: Bill, x: Shape) -> None:
     bill.store("O", n * e)
     if x.lse:
         _store_lse(bill, n)
-    bill.live(0, _widest(x) * (2 * e + 5))  # both O, m, l, and m_new
+    bill.live(0, x.tallest * (2 * e + 5))  # both O, m, l, and m_new
 
 
 def two_pass(bill: Bill, x: Shape) -> None:
-    n, d, e, sums = x.n, x.d, x.e, Sums.of(x)
+    n, d, e, sums = x.n, x.d, x.e, TileSums.of(x.grid)
     bill.load("Q", n * d)
     bill.step(0, n * 2)  # m = -inf, l = 0
     bill.load("K", sums.keys * d)
@@ -358,15 +256,15 @@ def two_pass(bill: Bill, x: Shape) -> None:
     if x.lse:
         _store_lse(bill, n)
 
-    Br = _widest(x)
+    Br = x.tallest
     bill.live(Br * d, Br * (e + 2))  # Q; m, l, O
-    for Br, Bc in _visited_tiles(x):
+    for Br, Bc in visited_sizes(x.grid):
         bill.live(Br * d + Bc * d, Br * Bc + 3 * Br)  # Q, K; S, m, l, m_new
         bill.live(Br * d + Bc * (d + e), Br * Bc + Br * (e + 2))  # Q, K, V; P, O, m, l
 
 
 def kv_outer(bill: Bill, x: Shape, *, divided: bool = True) -> None:
-    n, d, e, sums = x.n, x.d, x.e, Sums.of(x)
+    n, d, e, sums = x.n, x.d, x.e, TileSums.of(x.grid)
     wide = not divided  # how O travels
     bill.step(0, n * (e + 2))  # m = -inf, l = 0, O = 0
     bill.store("m", n, wide=True)
@@ -394,9 +292,9 @@ def kv_outer(bill: Bill, x: Shape, *, divided: bool = True) -> None:
     bill.store("l", sums.rows, wide=True)
     bill.store("O", moved, wide=wide)
 
-    Br = _widest(x)
+    Br = x.tallest
     bill.live(0, Br * (e + 2))  # the initial m, l, O
-    for Br, Bc in _visited_tiles(x):
+    for Br, Bc in visited_sizes(x.grid):
         narrow_O, wide_O = (0, Br * e) if wide else (Br * e, bill.overwrites(Br * e))
         bill.live(Br * d + Bc * (d + e) + narrow_O, Br * Bc + 3 * Br + wide_O)
     if divided and x.lse:
@@ -432,8 +330,8 @@ def standard_row(bill: Bill, x: Shape) -> None:
 def _standard(bill: Bill, x: Shape, softmax: Callable[..., None]) -> None:
     """S, P and O pass through HBM whole, masked or not."""
     n, s, d, e = x.n, x.s, x.d, x.e
-    Tr, Tc = -(-n // x.block_q), -(-s // x.block_k)
-    sums = Sums(keys=Tr * s, rows=Tc * n, pairs=n * s, keys_once=s)
+    Tr, Tc = -(-n // x.grid.block_q), -(-s // x.block_k)
+    sums = TileSums(keys=Tr * s, rows=Tc * n, pairs=n * s, keys_once=s)
     bill.load("Q", n * d)
     bill.load("K", sums.keys * d)
     _score(bill, x, sums)
@@ -447,7 +345,7 @@ def _standard(bill: Bill, x: Shape, softmax: Callable[..., None]) -> None:
     _accumulate(bill, x, sums, weights="narrow")
     bill.store("O", n * e)
 
-    Br, Bc = _widest(x), min(x.block_k, s)
+    Br, Bc = x.tallest, min(x.block_k, s)
     if n:
         bill.live(Br * d + Bc * d, Br * Bc)  # Q, K; S
         bill.live(Br * Bc + Bc * e, Br * e)  # P, V; O
@@ -469,7 +367,7 @@ def naive(bill: Bill, x: Shape, X: str, Y: str) -> None:
     if x.lse:
         bill.step(n, n, flops=n)  # log l
         bill.store("L", n, wide=True)
-    Br, Bc = _widest(x), min(x.block_k, s)
+    Br, Bc = x.tallest, min(x.block_k, s)
     bill.live(Br * Bc, bill.overwrites(Br * Bc) + Br)
 
 
@@ -479,12 +377,12 @@ def safe(bill: Bill, x: Shape, X: str, Y: str) -> None:
     bill.load(X, A)
     bill.step(B, B, narrow=A, flops=A + B)  # max(m, rowmax)
     bill.load(X, A)
-    _sum_weights(bill, Sums(0, B, A, 0), score_width="narrow")
+    _sum_weights(bill, TileSums(0, B, A, 0), score_width="narrow")
     _divide_pass(bill, x, X, Y)
 
 
 def online(bill: Bill, x: Shape, X: str, Y: str) -> None:
-    sums = Sums(keys=0, rows=-(-x.s // x.block_k) * x.n, pairs=x.n * x.s, keys_once=0)
+    sums = TileSums(keys=0, rows=-(-x.s // x.block_k) * x.n, pairs=x.n * x.s, keys_once=0)
     bill.step(0, 2 * x.n)  # m = -inf, l = 0
     bill.load(X, x.n * x.s)
     _raise_max(bill, sums, score_width="narrow")
@@ -501,7 +399,7 @@ def _divide_pass(bill: Bill, x: Shape, X: str, Y: str) -> None:
     bill.store(Y, A)
     if x.lse:
         _store_lse(bill, x.n)
-    Br, Bc = _widest(x), min(x.block_k, x.s)
+    Br, Bc = x.tallest, min(x.block_k, x.s)
     bill.live(0, 2 * Br)
     if Bc:
         bill.live(Br * Bc, 3 * Br)  # X; m, l, m_new
@@ -513,12 +411,12 @@ def row(bill: Bill, x: Shape, X: str, Y: str) -> None:
     bill.step(0, 2 * n)  # m = -inf, l = 0
     bill.load(X, A)
     bill.step(n, n, narrow=A, flops=A + n)  # m = rowmax
-    _sum_weights(bill, Sums(0, n, A, 0), score_width="narrow")
+    _sum_weights(bill, TileSums(0, n, A, 0), score_width="narrow")
     _divide(bill, A, n)
     bill.store(Y, A)
     if x.lse:
         _store_lse(bill, n)
-    Br = _widest(x)
+    Br = x.tallest
     bill.live(Br * x.s, bill.overwrites(Br * x.s) + 3 * Br)  # X; X - m, m0, m, l
 
 
@@ -605,16 +503,13 @@ def predict(
         raise ValueError(f"kv_heads {kv_heads}: must divide heads {heads}")
     if min(window_size) < -1:
         raise ValueError(f"window_size {window_size}: must be two whole numbers, each at least -1")
-    storage = DTYPES[dtype]
     left, right = window_size
     block_k = min(block_k, max(n_k, 1))
-    shape = Shape(
-        n=n, s=n_k, d=d, e=dv, block_q=min(block_q, max(n, 1)), block_k=block_k,
-        left=left, right=0 if is_causal else right,
-        w=storage.width_bytes, a=storage.accumulator.width_bytes,
-        lse=return_lse, splits=max(1, min(4 if splits is None else splits, -(-n_k // block_k))),
-    )  # fmt: skip
-    bill = Bill(shape.w, shape.a)
+    grid = Grid(n, n_k, min(block_q, max(n, 1)), block_k, left, 0 if is_causal else right)
+    parts = max(1, min(4 if splits is None else splits, -(-n_k // block_k)))
+    w, a = DTYPES[dtype].width_bytes, DTYPES[dtype].accumulator.width_bytes
+    bill = Bill(w, a)
+    shape = Shape(grid, d, dv, w, a, return_lse, parts)
     FORMS[variant](bill, shape)
     return bill.counts(batch * heads)
 
@@ -630,12 +525,8 @@ def predict_softmax(
     """
     if algorithm not in SOFTMAX_FORMS:
         raise ValueError(f"algorithm {algorithm!r}: must be one of {', '.join(SOFTMAX_FORMS)}")
-    storage = DTYPES[dtype]
-    shape = Shape(
-        n=rows, s=columns, d=1, e=1, block_q=min(block_q, max(rows, 1)),
-        block_k=min(block_k, max(columns, 1)), left=-1, right=-1, w=storage.width_bytes,
-        a=storage.accumulator.width_bytes, lse=False, splits=1,
-    )  # fmt: skip
-    bill = Bill(shape.w, shape.a)
+    w, a = DTYPES[dtype].width_bytes, DTYPES[dtype].accumulator.width_bytes
+    grid = Grid(rows, columns, min(block_q, max(rows, 1)), min(block_k, max(columns, 1)), -1, -1)
+    bill, shape = Bill(w, a), Shape(grid, 1, 1, w, a, lse=False, splits=1)
     SOFTMAX_FORMS[algorithm](bill, shape, "S", "P")
     return bill.counts(1)

@@ -129,7 +129,8 @@ class Tile:
     @property
     def T(self) -> Tile:
         """The same bytes, read the other way round."""
-        return Tile(self._sram, self._array.T, self.nbytes // max(self.size, 1), self.name)
+        width = self.nbytes // max(self.size, 1)
+        return type(self)(self._sram, self._array.T, width, self.name)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name == "_array":  # deleted by SRAM.free
@@ -215,6 +216,11 @@ class Tile:
         rows *= c._array
         return self._overwritten(self.size, self, c)
 
+    def times(self, other: Tile) -> Tile:
+        """self * other, element by element."""
+        self._array *= other._array
+        return self._overwritten(self.size, self, other)
+
     def __itruediv__(self, l: Tile) -> Tile:
         """self / l, where 0 divides to 0: a row that saw no key has an output of 0."""
         rows = self._array.T
@@ -262,6 +268,8 @@ class SRAM:
     simattn.memory.SRAMCapacityError: SRAM: tile QQ needs 64 bytes; live: Q 96; capacity: 100
     """
 
+    tile = Tile  # the class of its tiles: a recorder puts its own here
+
     def __init__(
         self, dtype: DType, capacity_bytes: int | None = None, ledger: Ledger | None = None
     ) -> None:
@@ -276,7 +284,7 @@ class SRAM:
     def load(self, region: Region) -> Tile:
         array = region._array.astype(self.accumulator.holder)
         width = region.dtype.width_bytes
-        tile = self._admit(Tile(self, array, width, region.name))
+        tile = self._admit(self.tile(self, array, width, region.name))
         self.ledger.reads[region.name, width] += array.size
         return tile._count(0)
 
@@ -306,7 +314,7 @@ class SRAM:
 
     def new(self, array: Array, name: str) -> Tile:
         """A computed tile, not yet counted as written."""
-        return self._admit(Tile(self, array, self.wide_bytes, name))
+        return self._admit(self.tile(self, array, self.wide_bytes, name))
 
     def _admit(self, tile: Tile) -> Tile:
         live = self.live_bytes + tile.nbytes

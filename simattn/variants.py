@@ -38,19 +38,10 @@ def scores(Q: Tile, K: Tile, scale: float, visible: Visible) -> Tile:
     return (Q @ K.T).scale(scale).hide(visible)
 
 
-def q_outer(hbm: HBM, sram: SRAM, grid: TileGrid, *, scale: float, lse: bool) -> None:
-    """A Q tile stays in SRAM while K and V stream past it."""
-    _q_outer(hbm, sram, grid, scale, lse, normalised=False)
-
-
-def q_outer_each(hbm: HBM, sram: SRAM, grid: TileGrid, *, scale: float, lse: bool) -> None:
-    """As ``q_outer``, but O is a true softmax output of the keys so far after every step."""
-    _q_outer(hbm, sram, grid, scale, lse, normalised=True)
-
-
-def _q_outer(
-    hbm: HBM, sram: SRAM, grid: TileGrid, scale: float, lse: bool, *, normalised: bool
+def q_outer(
+    hbm: HBM, sram: SRAM, grid: TileGrid, *, scale: float, lse: bool, normalised: bool = False
 ) -> None:
+    """A Q tile stays in SRAM while K and V stream past it."""
     for i in grid.row_tiles():
         Q = sram.load(hbm.Q[i])  # [Br, d]
         state = OnlineSoftmax.empty(sram, Q.shape[0], hbm.V.shape[1], normalised=normalised)
@@ -64,6 +55,11 @@ def _q_outer(
             sram.store(hbm.L[i], state.lse())
         sram.free(Q)
         state.free()
+
+
+def q_outer_each(hbm: HBM, sram: SRAM, grid: TileGrid, *, scale: float, lse: bool) -> None:
+    """As ``q_outer``, but O is divided by l at every step: an output of the keys so far."""
+    q_outer(hbm, sram, grid, scale=scale, lse=lse, normalised=True)
 
 
 def two_pass(hbm: HBM, sram: SRAM, grid: TileGrid, *, scale: float, lse: bool) -> None:

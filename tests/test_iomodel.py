@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from problems import windows
 
 import simattn
-from simattn import iomodel, predict
+from simattn import iomodel, predict, tilesums
 from simattn.dtypes import DTYPES
-from simattn.iomodel import FORMS, floor_sum
+from simattn.iomodel import FORMS
 from simattn.masks import TileGrid
+from simattn.tilesums import Grid, TileSums, floor_sum
 from simattn.variants import VARIANTS
 
 WITNESS = json.loads((Path(__file__).parent / "traffic_witness.json").read_text())
@@ -75,9 +76,7 @@ def test_floor_sum(count, slope, offset, modulus) -> None:
 def test_sums_over_visited_tiles(n, s, block_q, block_k, window) -> None:
     grid = TileGrid(n, s, block_q, block_k, window)
     visited = [(i, j) for i in grid.row_tiles() for j in grid.key_tiles_seen_by(i)]
-    sums = iomodel.Sums.of(
-        iomodel.Shape(n, s, 1, 1, block_q, block_k, *window, w=4, a=4, lse=False, splits=1)
-    )
+    sums = TileSums.of(Grid(n, s, block_q, block_k, *window))
 
     def rows(t: slice) -> int:
         return t.stop - t.start
@@ -150,9 +149,13 @@ def test_totals_multiply_by_batch_and_query_heads() -> None:
 
 
 def test_closed_forms_import_nothing_of_the_simulator() -> None:
-    tree = ast.parse(inspect.getsource(iomodel))
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {m for m in imported if m.startswith("simattn")} == {"simattn.counts", "simattn.dtypes"}
+    for module, allowed in (
+        (iomodel, {"simattn.counts", "simattn.dtypes", "simattn.tilesums"}),
+        (tilesums, set()),
+    ):
+        tree = ast.parse(inspect.getsource(module))
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert {m for m in imported if m.startswith("simattn")} == allowed
 
 
 @pytest.mark.parametrize(
