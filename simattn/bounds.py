@@ -5,7 +5,8 @@ A score is a dot product of d terms, scaled, then shifted by a maximum, all of s
 |scale| max|q| max|k| (Cauchy-Schwarz): its error is at most delta = (d + 6) u times that, and w
 times that more where S is stored. A weight is then off by a factor within exp(delta), and by one
 rounding for each of its s additions and 4 T rescales: eta in all. O is a quotient of two sums of
-weights, so it is off by at most 2 eta / (1 - eta) max|v|, and by w max|v| a time that it is stored.
+weights, so it is off by at most 2 eta / (1 - eta) max|v|, and by w max|v| a time that it is
+stored. Where numbers are subnormal, a rounding errs by half the least of them instead.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ def error_bound(
         score = abs(scale) * _longest_row(Q) * _longest_row(K)
         largest_v = float(np.abs(np.asarray(V, np.float64)).max())
     delta = (d + 6) * u * score
-    roundings = (s + 4 * visits + 8) * u
+    steps = s + 4 * visits + 8
+    roundings = steps * u
     stores = visits + 1 if variant == "kv_outer" else 1
     if variant in STORES_SCORES:
         delta += w * score
         roundings += w
     eta = math.expm1(min(delta, 700.0)) + roundings
-    tiny = stores * _least(storage)
+    tiny = steps * _least(storage.accumulator) + stores * _least(storage)
     mean = 2 * eta / (1 - eta) if eta < 0.5 else 2.0
     out = min(mean, 2.0) * largest_v + stores * w * largest_v + tiny
     lse = delta + roundings / (1 - roundings) + 2 * u * (score + math.log(s))
