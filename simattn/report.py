@@ -76,7 +76,7 @@ def cell(value: Any) -> str:
 def _table(report: Report) -> tuple[list[Column], list[list[str]]]:
     """The columns that show something, and their cells."""
     values = [[column.value(row) for row in report.rows] for column in report.columns]
-    kept = [i for i, column in enumerate(values) if any(v is not None for v in column)]
+    kept = [i for i, column in enumerate(values) if any(v not in (None, "") for v in column)]
     lines = zip(*([cell(v) for v in values[i]] for i in kept), strict=True)
     return [report.columns[i] for i in kept], [list(line) for line in lines]
 
@@ -117,21 +117,24 @@ def _spaced(*blocks: Sequence[str]) -> list[str]:
 
 def _csv(report: Report) -> str:
     """A mapping's entries are columns of their own, ``field.entry``, empty where a row has none."""
-    mappings = {name for row in report.rows for name, v in row.items() if isinstance(v, Mapping)}
-    flat: list[dict[str, Any]] = []
+    entries: dict[str, dict[str, None]] = {}  # by field; dicts without values are ordered sets
     for row in report.rows:
-        flat.append({})
         for name, value in row.items():
-            if isinstance(value, Mapping):
-                flat[-1] |= {f"{name}.{entry}": v for entry, v in value.items()}
-            elif name not in mappings:
-                flat[-1][name] = value
-    names = list(dict.fromkeys(name for row in flat for name in row))
+            entries.setdefault(name, {}).update(dict.fromkeys(_entries(name, value)))
+    names = [entry for name, found in entries.items() for entry in found or [name]]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([_csv_cell(row.get(name)) for name in names] for row in flat)
+    for row in report.rows:
+        flat = {k: v for name, value in row.items() for k, v in _entries(name, value).items()}
+        writer.writerow(_csv_cell(flat.get(name)) for name in names)
     return out.getvalue().rstrip("\n")
+
+
+def _entries(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {f"{name}.{entry}": v for entry, v in value.items()}
+    return {} if value is None else {name: value}
 
 
 def _csv_cell(value: Any) -> Any:

@@ -1,0 +1,152 @@
+"""``python -m kernels traffic | check | bench | counters | results``.
+
+Exit codes: 0; 1 if counts differ or a case fails; 2 if the arguments are wrong or something that
+the command needs is missing, said in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .problem import DTYPES, VARIANTS
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        return COMMANDS[args.command](args)
+    except (
+        ValueError,
+        TypeError,
+        NotImplementedError,
+        ImportError,
+        RuntimeError,
+        OSError,
+    ) as error:
+        print(f"python -m kernels {args.command}: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _traffic(args: argparse.Namespace) -> int:
+    # The simulator is chosen when Numba is imported, which nothing has done so far.
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+    from .traffic import compare, to_json, to_text
+
+    comparison = compare(
+        variant=args.variant, n=args.n, n_k=args.n_k, d=args.d, dv=args.dv, heads=args.heads,
+        kv_heads=args.kv_heads, batch=args.batch, block_q=args.block_q, block_k=args.block_k,
+        is_causal=args.causal, window_size=args.window, dtype=args.dtype, return_lse=args.lse,
+        seed=args.seed,
+    )  # fmt: skip
+    print(to_json(comparison) if args.format == "json" else to_text(comparison))
+    return 0 if comparison.equal else 1
+
+
+def _check(args: argparse.Namespace) -> int:
+    from .check import main
+
+    return main(small=args.small)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from .bench import main
+
+    return main(widths=args.d, rows=args.n, is_causal=args.causal, json_path=args.json)
+
+
+def _counters(args: argparse.Namespace) -> int:
+    from .counters import launch_all, main
+
+    if args.launch:
+        launch_all()
+        return 0
+    return main(ncu=args.ncu, json_path=args.json)
+
+
+def _results(args: argparse.Namespace) -> int:
+    from .results import main
+
+    return main(args.files)
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "traffic": _traffic,
+    "check": _check,
+    "bench": _bench,
+    "counters": _counters,
+    "results": _results,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m kernels", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+
+    traffic = commands.add_parser(
+        "traffic", help="count a kernel's traffic in Numba's simulator, beside simattn's two counts"
+    )
+    for name, default in (("n", 32), ("d", 8), ("heads", 1), ("batch", 1)):
+        traffic.add_argument(f"--{name}", type=_size, default=default, help=f"default {default}")
+    for name, default in (("n-k", "n"), ("dv", "d"), ("kv-heads", "heads")):
+        traffic.add_argument(f"--{name}", type=_size, help=f"default: {default}")
+    for name in ("block-q", "block-k"):
+        traffic.add_argument(f"--{name}", type=_size, default=8, help="default 8")
+    traffic.add_argument("--variant", choices=VARIANTS, default="q_outer")
+    traffic.add_argument("--dtype", choices=list(DTYPES), default="float32")
+    traffic.add_argument("--causal", action="store_true", help="aligned bottom-right")
+    traffic.add_argument("--window", type=_window, default=(-1, -1), metavar="L,R")
+    traffic.add_argument("--lse", action="store_true", help="also write L")
+    traffic.add_argument("--seed", type=int, default=0)
+    traffic.add_argument("--format", choices=["text", "json"], default="text")
+
+    check = commands.add_parser("check", help="compare with float64 on this machine's GPU")
+    check.add_argument("--small", action="store_true", help="few cases, for compute-sanitizer")
+
+    bench = commands.add_parser("bench", help="time both loop orders on this machine's GPU")
+    bench.add_argument("--d", type=_sizes, default=(64, 128), metavar="D,D", help="default 64,128")
+    bench.add_argument(
+        "--n", type=_sizes, default=(1024, 2048, 4096, 8192), metavar="N,N",
+        help="default 1024,2048,4096,8192",
+    )  # fmt: skip
+    bench.add_argument("--causal", action="store_true")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+
+    counters = commands.add_parser(
+        "counters", help="compare the GPU's own counters (Nsight Compute) with the closed form"
+    )
+    counters.add_argument(
+        "--ncu", default="ncu", metavar="PATH", help="Nsight Compute; default ncu"
+    )
+    counters.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+    counters.add_argument("--launch", action="store_true", help="only launch: what ncu runs")
+
+    results = commands.add_parser("results", help="print the stored GPU measurements as Markdown")
+    results.add_argument("files", nargs="*", type=Path, help="default: those of the repository")
+    return parser
+
+
+def _size(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number >= 1")
+    return int(text)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_size(part) for part in text.split(","))
+
+
+def _window(text: str) -> tuple[int, int]:
+    try:
+        left, right = (int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be two whole numbers, L,R") from None
+    return left, right

@@ -1,0 +1,143 @@
+"""Three counts of one launch: the kernel's own source, ``simattn``'s run, and the closed form.
+
+They share no code: the kernel counts by running on arrays that count, the run by moving tiles
+between a simulated HBM and SRAM, the form by arithmetic alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+import simattn
+from simattn.counts import Traffic
+
+from .counting import simulate
+from .problem import Problem
+
+MAX_WORK = 1 << 22  # multiply-adds; the simulator does about a hundred thousand a second
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The traffic of one problem from three sources; totals over batch and query heads."""
+
+    problem: dict[str, object]
+    kernel: Traffic
+    run: Traffic
+    predicted: Traffic
+
+    @property
+    def equal(self) -> bool:
+        return self.kernel == self.run == self.predicted
+
+
+def compare(
+    *,
+    variant: str,
+    n: int,
+    d: int,
+    block_q: int,
+    block_k: int,
+    n_k: int | None = None,
+    dv: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    batch: int = 1,
+    is_causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    dtype: str = "float32",
+    return_lse: bool = False,
+    seed: int = 0,
+) -> Comparison:
+    """Count one problem three times, on random input.
+
+    >>> import os, pytest
+    >>> if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1": pytest.skip("needs the simulator")
+    >>> c = compare(variant="q_outer", n=5, d=4, block_q=2, block_k=2)
+    >>> c.equal, c.kernel.reads["K"]  # 3 row tiles, each reads K [5, 4]
+    (True, 60)
+    """
+    n_k, dv, kv_heads = n_k or n, dv or d, kv_heads or heads
+    q_shape, k_shape, v_shape = (
+        (batch, heads, n, d), (batch, kv_heads, n_k, d), (batch, kv_heads, n_k, dv),
+    )  # fmt: skip
+    Problem.of(q_shape, k_shape, v_shape, dtype, is_causal=is_causal, window_size=window_size)
+    work = batch * heads * n * n_k * (d + dv)
+    if work > MAX_WORK:
+        raise ValueError(
+            f"n: {work} multiply-adds are too many to simulate, at most {MAX_WORK}; "
+            "python -m simattn counts and predicts larger problems"
+        )
+    rng = np.random.default_rng(seed)
+    q, k, v = (
+        rng.standard_normal(shape).astype(_numpy(dtype)) for shape in (q_shape, k_shape, v_shape)
+    )
+    mask = {"is_causal": is_causal, "window_size": window_size, "return_lse": return_lse}
+    tiles = {"block_q": min(block_q, n), "block_k": min(block_k, n_k)}
+    return Comparison(
+        problem={
+            "variant": variant, "n": n, "n_k": n_k, "d": d, "dv": dv, "heads": heads,
+            "kv_heads": kv_heads, "batch": batch, "dtype": dtype, **tiles, **mask,
+        },
+        kernel=simulate(q, k, v, variant=variant, **tiles, **mask).traffic,
+        run=simattn.attention(q, k, v, variant=variant, **tiles, **mask).traffic,
+        predicted=simattn.predict(
+            variant, n=n, n_k=n_k, d=d, dv=dv, heads=heads, kv_heads=kv_heads, batch=batch,
+            dtype=dtype, **tiles, **mask,
+        ).traffic,
+    )  # fmt: skip
+
+
+def to_json(comparison: Comparison) -> str:
+    """The problem, each source's elements per tensor and in total, and whether all are equal."""
+    sources = {
+        name: {
+            "reads": dict(traffic.reads),
+            "writes": dict(traffic.writes),
+            "read_elems": traffic.total_read_elems,
+            "write_elems": traffic.total_write_elems,
+            "read_bytes": traffic.total_read_bytes,
+            "write_bytes": traffic.total_write_bytes,
+        }
+        for name, traffic in _sources(comparison).items()
+    }
+    return json.dumps({**comparison.problem, **sources, "equal": comparison.equal}, indent=2)
+
+
+def to_text(comparison: Comparison) -> str:
+    """A line per tensor and direction, a column per source, in elements; totals in bytes too."""
+    sources = _sources(comparison)
+    lines = [" ".join(f"{key}={value}" for key, value in comparison.problem.items())]
+    lines.append(f"{'elements':<18}" + "".join(f"{name:>14}" for name in sources))
+    for direction in ("reads", "writes"):
+        for tensor in ("Q", "K", "V", "O", "m", "l", "L"):
+            moved = [getattr(traffic, direction).get(tensor, 0) for traffic in sources.values()]
+            if any(moved):
+                lines.append(_line(f"{tensor} {direction}", moved))
+    for total in ("read_elems", "write_elems", "read_bytes", "write_bytes"):
+        totals = [getattr(traffic, f"total_{total}") for traffic in sources.values()]
+        lines.append(_line(f"total {total}", totals))
+    return "\n".join([*lines, "equal" if comparison.equal else "DIFFERENT"])
+
+
+def _sources(comparison: Comparison) -> dict[str, Traffic]:
+    return {
+        "kernel": comparison.kernel,
+        "simattn": comparison.run,
+        "closed_form": comparison.predicted,
+    }
+
+
+def _line(label: str, counts: list[int]) -> str:
+    return f"{label:<18}" + "".join(f"{count:>14}" for count in counts)
+
+
+def _numpy(dtype: str) -> np.dtype:
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
