@@ -1,0 +1,77 @@
+"""The README: every console block prints what it shows, every Python block is a doctest."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def console_commands() -> list[tuple[str, str]]:
+    """(command, what it prints) of each console block."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            found.append((command, output))
+    return found
+
+
+def without_rounding_errors(text: str) -> str:
+    """Numbers like 3.71e-07 depend on the machine's matrix product; all others do not."""
+    return re.sub(r" *\d(\.\d+)?e-\d\d", " ~", text).rstrip()
+
+
+@pytest.mark.parametrize(("command", "output"), console_commands(), ids=lambda x: x[:60])
+def test_console_block(command: str, output: str) -> None:
+    program, *arguments = shlex.split(command)
+    assert program == "python"
+    ran = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert without_rounding_errors(ran.stdout) == without_rounding_errors(output)
+
+
+def test_python_blocks() -> None:
+    blocks = re.findall(r"```python\n(>>>.*?)```", README, flags=re.DOTALL)
+    assert blocks
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "README.md", "README.md", 0)
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_the_first_two_set_up_lines_install_and_run() -> None:
+    lines = [line for line in README.splitlines() if " && " in line]
+    assert [re.match(r"pip install (\S+) && python -m (\S+)", line).groups() for line in lines[:2]] == [
+        (".", "simattn"), ("'.[test]'", "pytest"),
+    ]  # fmt: skip
+
+
+def test_the_loop_nest_shown_is_the_one_that_runs() -> None:
+    shown = re.search(r"```python\n(for i in grid.*?)```", README, flags=re.DOTALL).group(1)
+    source = (ROOT / "simattn" / "variants.py").read_text(encoding="utf-8")
+    assert "".join(f"    {line}\n" for line in shown.splitlines()) in source
+
+
+def test_stored_gpu_results_are_shown_whole() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "kernels", "results"], cwd=ROOT, capture_output=True, text=True,
+        check=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ran.stdout.strip() in README
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        if not target.startswith("http"):
+            assert (ROOT / target).exists(), target
