@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simattn import run, variants
+from simattn import checks, variants
 from simattn.counts import Counts
 from simattn.iomodel_backward import predict_backward
 from simattn.masks import TileGrid
@@ -195,10 +195,10 @@ def attention_backward(
     if variant not in BACKWARD:
         raise ValueError(f"variant {variant!r}: must be one of {', '.join(BACKWARD)}")
     named = {"q": q, "k": k, "v": v, "dout": dout}
-    given = {name: run._array(name, x) for name, x in named.items()}
-    storage = run._dtype(given, dtype)
-    stored = {name: run._stored(x, storage) for name, x in given.items()}
-    Q, K, V = run._checked_shapes(stored["q"], stored["k"], stored["v"])
+    given = {name: checks.array(name, x) for name, x in named.items()}
+    storage = checks.storage_of(given, dtype)
+    stored = {name: checks.stored(x, storage) for name, x in given.items()}
+    Q, K, V = checks.with_heads(stored["q"], stored["k"], stored["v"])
     if K.shape[-3] != Q.shape[-3]:
         raise ValueError(f"k {K.shape}: must have as many heads as q, {Q.shape[-3]}")
     dO = stored["dout"]
@@ -209,10 +209,10 @@ def attention_backward(
         if not np.isfinite(x).all():
             raise ValueError(f"{name}: must be finite")
     (*batch, heads, n, d), (s, e) = Q.shape, V.shape[-2:]
-    factor = 1 / math.sqrt(d) if scale is None else run._finite("scale", scale)
-    left, right = run._window(window_size)
-    Br = min(run._whole("block_q", block_q) or 1, max(n, 1))
-    Bc = min(run._whole("block_k", block_k) or 1, max(s, 1))
+    factor = 1 / math.sqrt(d) if scale is None else checks.finite("scale", scale)
+    left, right = checks.window(window_size)
+    Br = min(checks.whole("block_q", block_q) or 1, max(n, 1))
+    Bc = min(checks.whole("block_k", block_k) or 1, max(s, 1))
     grid = TileGrid(n, s, Br, Bc, (left, 0 if is_causal else right))
     forward, backward = Ledger(), Ledger()
     dQ, dK, dV = (np.empty_like(x) for x in (Q, K, V))

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simattn import iomodel, softmax, tiling
+from simattn import checks, iomodel, softmax, tiling
 from simattn.counts import Counts, Flops, Traffic
-from simattn.dtypes import DTYPES, Array, DType
+from simattn.dtypes import Array
 from simattn.masks import TileGrid
 from simattn.memory import HBM, SRAM, Ledger, SRAMCapacityError
 from simattn.variants import VARIANTS
@@ -136,9 +136,9 @@ def attention(
     >>> run.traffic.reads["K"], run.traffic.total_elems, run.as_predicted
     (1048576, 2228224, True)
     """
-    given = {"q": _array("q", q), "k": _array("k", k), "v": _array("v", v)}
-    storage = _dtype(given, dtype)
-    Q, K, V = _checked_shapes(*(_stored(x, storage) for x in given.values()))
+    given = {"q": checks.array("q", q), "k": checks.array("k", k), "v": checks.array("v", v)}
+    storage = checks.storage_of(given, dtype)
+    Q, K, V = checks.with_heads(*(checks.stored(x, storage) for x in given.values()))
     (*batch, heads, n, d), (s, e) = Q.shape, V.shape[-2:]
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r}: must be one of {', '.join(VARIANTS)}")
@@ -146,17 +146,16 @@ def attention(
         raise ValueError(f"is_causal {is_causal!r}: must be True or False")
     if softcap != 0:
         raise ValueError(f"softcap {softcap!r}: not available yet, only 0 is taken")
-    factor = 1 / math.sqrt(d) if scale is None else _finite("scale", scale)
-    left, right = _window(window_size)
-    sram_bytes = _whole("sram_bytes", sram_bytes)
+    factor = 1 / math.sqrt(d) if scale is None else checks.finite("scale", scale)
+    left, right = checks.window(window_size)
+    sram_bytes = checks.whole("sram_bytes", sram_bytes)
     shape: dict[str, Any] = {
         "n": n, "n_k": s, "d": d, "dv": e, "heads": heads, "batch": math.prod(batch),
-        "splits": _whole("splits", splits), "is_causal": is_causal, "window_size": (left, right),
-        "dtype": storage.name, "return_lse": return_lse,
+        "splits": checks.whole("splits", splits), "is_causal": is_causal,
+        "window_size": (left, right), "dtype": storage.name, "return_lse": return_lse,
     }  # fmt: skip
-    block_q, block_k = choose_blocks(
-        variant, _whole("block_q", block_q), _whole("block_k", block_k), sram_bytes, **shape
-    )
+    block_q, block_k = checks.whole("block_q", block_q), checks.whole("block_k", block_k)
+    block_q, block_k = choose_blocks(variant, block_q, block_k, sram_bytes, **shape)
     predicted = iomodel.predict(variant, block_q=block_q, block_k=block_k, **shape)
     if sram_bytes is not None and predicted.peak_sram_bytes > sram_bytes:
         raise SRAMCapacityError(
@@ -214,18 +213,18 @@ def row_softmax(
     """
     if algorithm not in SOFTMAXES:
         raise ValueError(f"algorithm {algorithm!r}: must be one of {', '.join(SOFTMAXES)}")
-    given = _array("x", x)
-    storage = _dtype({"x": given}, dtype)
-    X = _stored(given, storage)
+    given = checks.array("x", x)
+    storage = checks.storage_of({"x": given}, dtype)
+    X = checks.stored(given, storage)
     if X.ndim != 2:
         raise ValueError(f"x {X.shape}: must have two dimensions, (rows, columns)")
     rows, columns = X.shape
-    Br = min(_whole("block_q", block_q) or 1, max(rows, 1))
-    Bc = min(_whole("block_k", block_k) or 1, max(columns, 1))
+    Br = min(checks.whole("block_q", block_q) or 1, max(rows, 1))
+    Bc = min(checks.whole("block_k", block_k) or 1, max(columns, 1))
     predicted = iomodel.predict_softmax(
         algorithm, rows=rows, columns=columns, block_q=Br, block_k=Bc, dtype=storage.name
     )
-    hbm, sram = HBM(), SRAM(storage, _whole("sram_bytes", sram_bytes))
+    hbm, sram = HBM(), SRAM(storage, checks.whole("sram_bytes", sram_bytes))
     if sram.capacity_bytes is not None and predicted.peak_sram_bytes > sram.capacity_bytes:
         raise SRAMCapacityError(
             f"sram_bytes {sram_bytes}: softmax {algorithm} with tiles of {Br} x {Bc} needs at "
@@ -257,81 +256,3 @@ def choose_blocks(
             )
         block_q, block_k = tiles.block_q, tiles.block_k
     return min(block_q, n), min(block_k, s)
-
-
-def _array(name: str, x: ArrayLike) -> Array:
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name}: masked arrays are not taken")
-    try:
-        array = np.asarray(x)
-    except ValueError:
-        raise ValueError(f"{name}: must be an array, its rows equally long") from None
-    if array.dtype.name not in DTYPES:
-        raise TypeError(f"{name} has dtype {array.dtype.name}: must be one of {', '.join(DTYPES)}")
-    return array
-
-
-def _dtype(given: dict[str, Array], dtype: str | None) -> DType:
-    """The storage format: the one asked for, or the one that all inputs have."""
-    if dtype is not None:
-        if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise ValueError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
-        return DTYPES[dtype]
-    if len({x.dtype.name for x in given.values()}) > 1:
-        kinds = ", ".join(f"{name} {x.dtype.name}" for name, x in given.items())
-        raise TypeError(f"{kinds}: must have one dtype")
-    return DTYPES[next(iter(given.values())).dtype.name]
-
-
-def _stored(x: Array, storage: DType) -> Array:
-    return storage.round(x.astype(np.float32) if x.dtype.name == "bfloat16" else x)
-
-
-def _checked_shapes(Q: Array, K: Array, V: Array) -> tuple[Array, Array, Array]:
-    """The arrays with their heads axis, once their shapes are known to fit each other."""
-    shapes = f"q {Q.shape}, k {K.shape}, v {V.shape}"
-    if not Q.ndim == K.ndim == V.ndim or Q.ndim < 2:
-        raise ValueError(f"{shapes}: must have equally many dimensions, at least 2")
-    if Q.ndim == 2:
-        Q, K, V = Q[None], K[None], V[None]
-    if not Q.shape[:-3] == K.shape[:-3] == V.shape[:-3]:
-        raise ValueError(f"{shapes}: batch dimensions must be equal")
-    if K.shape[-3:-1] != V.shape[-3:-1]:
-        raise ValueError(f"{shapes}: k and v must have the same heads and rows")
-    if Q.shape[-1] != K.shape[-1] or not Q.shape[-1] or not V.shape[-1]:
-        raise ValueError(f"{shapes}: q and k must have the same width, and no width may be 0")
-    heads, kv_heads = Q.shape[-3], K.shape[-3]
-    if (heads % kv_heads) if kv_heads else heads:
-        raise ValueError(f"{shapes}: the {kv_heads} heads of k must divide the {heads} of q")
-    return Q, K, V
-
-
-def _whole(name: str, value: Any, least: int = 1) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} {value!r}: must be a whole number, at least {least}")
-    return int(value)
-
-
-def _finite(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name} {value!r}: must be a finite number")
-    return number
-
-
-def _window(window_size: Any) -> tuple[int, int]:
-    try:
-        left, right = window_size
-    except (TypeError, ValueError):
-        raise ValueError(f"window_size {window_size!r}: must be two whole numbers") from None
-    for side in (left, right):
-        if isinstance(side, bool) or not isinstance(side, (int, np.integer)) or side < -1:
-            raise ValueError(
-                f"window_size {window_size!r}: must be two whole numbers, each at least -1"
-            )
-    return int(left), int(right)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simattn import run
+from simattn import checks
 from simattn.counts import Counts
 from simattn.iomodel_square import predict_square
 from simattn.masks import TileGrid, tiles
@@ -97,20 +97,20 @@ def attention_square(
     >>> run.counts.traffic.reads["Q"], run.counts.traffic.reads["S"], run.counts == run.predicted
     (16384, 16384, True)
     """
-    given = {"q": run._array("q", q), "k": run._array("k", k), "v": run._array("v", v)}
-    storage = run._dtype(given, dtype)
+    given = {"q": checks.array("q", q), "k": checks.array("k", k), "v": checks.array("v", v)}
+    storage = checks.storage_of(given, dtype)
     if given["q"].ndim != 2:
         raise ValueError(f"q {given['q'].shape}: must have two dimensions, (rows, width)")
-    (Q,), (K,), (V,) = run._checked_shapes(*(run._stored(x, storage) for x in given.values()))
+    (Q,), (K,), (V,) = checks.with_heads(*(checks.stored(x, storage) for x in given.values()))
     (n, d), (s, e) = Q.shape, V.shape
-    t = run._whole("block", block) or 1
-    left, right = run._window(window_size)
+    t = checks.whole("block", block) or 1
+    left, right = checks.window(window_size)
     grid = TileGrid(n, s, min(t, max(n, 1)), min(t, max(s, 1)), (left, 0 if is_causal else right))
     hbm, sram = HBM(), SRAM(storage, sram_bytes)
     out = np.empty((n, e), storage.holder)
     for name, array in (("Q", Q), ("K", K), ("V", V), ("O", out)):
         hbm.place(name, array, storage)
-    factor = 1 / math.sqrt(d) if scale is None else run._finite("scale", scale)
+    factor = 1 / math.sqrt(d) if scale is None else checks.finite("scale", scale)
     with np.errstate(all="ignore"):
         square(hbm, sram, grid, scale=factor, block_d=t)
     predicted = predict_square(

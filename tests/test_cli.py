@@ -23,6 +23,9 @@ from hypothesis import strategies as st
 import simattn
 from simattn import bench, cli, exact, iomodel, run, tiling
 from simattn.bounds import error_bound
+from simattn.cli import compare, softmax
+from simattn.cli.problem import problem_of
+from simattn.cli.rows import COUNTS, fitted, is_run
 from simattn.dtypes import DTYPES, FLOAT32
 from simattn.variants import VARIANTS
 
@@ -276,8 +279,8 @@ def test_nothing_fits():
 
 
 def is_run(*argv: str, variant: str = "q_outer", how: str = "tiled") -> bool:
-    problem = cli.problem_of(cli.parser().parse_args(["compare", *argv]))
-    return cli.is_run(problem, cli.fitted(problem, variant, how, 1, 1, None))
+    problem = problem_of(cli.parser().parse_args(["compare", *argv]))
+    return is_run(problem, fitted(problem, variant, how, 1, 1, None))
 
 
 def test_untiled_runs_up_to_2_18_pairs_of_rows():
@@ -332,11 +335,11 @@ def test_a_wrong_closed_form_is_exit_code_1(monkeypatch):
 
 
 def test_an_error_above_its_bound_is_exit_code_1(monkeypatch):
-    monkeypatch.setattr(cli, "error_bound", lambda *_, **__: (1e-12, 1.0))
+    monkeypatch.setattr(compare, "error_bound", lambda *_, **__: (1e-12, 1.0))
     code, _, err = call(*SMALL, "--variant", "q_outer", "--lse")
     assert code == 1
     assert re.search(r"q_outer tiled: error \d.*e-\d+ is above 1e-12", err)
-    monkeypatch.setattr(cli, "error_bound", lambda *_, **__: (1.0, 1e-12))
+    monkeypatch.setattr(compare, "error_bound", lambda *_, **__: (1.0, 1e-12))
     assert call(*SMALL, "--variant", "q_outer")[0] == 0
     code, _, err = call(*SMALL, "--variant", "q_outer", "--lse")
     assert code == 1
@@ -568,7 +571,7 @@ def test_predict_has_the_fields_of_compare_with_the_counted_ones_null(argv):
         for name, value in row.items():
             if name == "counted":
                 assert value is False
-            elif name in cli.COUNTS or name in ("as_predicted", "max_abs_error", "tolerance",
+            elif name in COUNTS or name in ("as_predicted", "max_abs_error", "tolerance",
                                                 "max_abs_lse_error", "lse_tolerance"):  # fmt: skip
                 assert value is None
             else:
@@ -610,7 +613,7 @@ def test_a_naive_softmax_that_overflows_is_flagged_and_not_failed(dtype, scale):
 
 
 def test_only_naive_is_exempt_from_its_tolerance(monkeypatch):
-    monkeypatch.setattr(cli, "error_bound", lambda *_, **__: (1e-12, 1.0))
+    monkeypatch.setattr(softmax, "error_bound", lambda *_, **__: (1e-12, 1.0))
     code, out, err = call("softmax", "--n", "20", "--format", "json")
     assert code == 1
     assert [row["variant"] for row in json.loads(out) if row["flagged"]] == ["naive"]

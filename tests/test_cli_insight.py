@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from simattn import cli, figures, plot, trace
+from simattn.cli import compare
 from simattn.device import DEVICES, time_floor
 
 
@@ -89,7 +90,7 @@ def test_sweep_stops_and_resumes(call, tmp_path: Path, monkeypatch: pytest.Monke
     file = tmp_path / "sweep.jsonl"
     words = ("sweep", "--over", "n", "--values", "64,128,256", "--format", "json")
     whole = call(*words)[1]
-    plain = cli.tiled_case
+    plain = compare.tiled_case
     asked: list[int] = []
 
     def stops(problem, variant, args):
@@ -98,7 +99,7 @@ def test_sweep_stops_and_resumes(call, tmp_path: Path, monkeypatch: pytest.Monke
             raise KeyboardInterrupt
         return plain(problem, variant, args)
 
-    monkeypatch.setattr(cli, "tiled_case", stops)
+    monkeypatch.setattr(compare, "tiled_case", stops)
     code, out, err = call(*words, "--resume", file)
     assert code == 130
     assert {row["value"] for row in json.loads(out)} == {64}
