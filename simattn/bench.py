@@ -1,13 +1,18 @@
 """What counting costs: the counted tiled run beside the same loop in bare NumPy, and plain NumPy.
 
 The three are timed in turn, round after round in one process, so that a change in the machine's
-speed meets all of them; ratios are taken within a round, and their median reported.
+speed meets all of them; ratios are taken within a round, and their median reported. The process is
+a fresh one in which the BLAS has the threads asked for: with one, loops are compared, not how well
+small matrix products share cores.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from statistics import median
 
 import numpy as np
@@ -16,6 +21,7 @@ from numpy.typing import NDArray
 from simattn.run import attention
 
 Float32 = NDArray[np.float32]
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def counted(Q: Float32, K: Float32, V: Float32, block: int) -> Float32:
@@ -66,9 +72,27 @@ LOOPS: dict[str, Callable[[Float32, Float32, Float32, int], Float32]] = {
 }
 
 
-def bench(
+Result = list[dict[str, str | int | float]]
+
+
+def bench(*, threads: int = 1, **options: int) -> Result:
+    """`measure` in a process of its own, whose BLAS runs ``threads`` threads."""
+    kept = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(measure, **options).result()
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def measure(
     *, heads: int = 4, n: int = 4096, d: int = 64, block: int = 256, repeat: int = 7, seed: int = 0
-) -> list[dict[str, str | int | float]]:
+) -> Result:
     """A row per loop, float32: its seconds, what it costs over ``uncounted``, its speed over
     ``plain``; each by the median and by the fastest round."""
     rng = np.random.default_rng(seed)

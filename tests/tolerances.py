@@ -2,8 +2,8 @@
 
 On ordinary input the error allowed is twice that of an independent implementation at the same
 precision, both against float64, plus one rounding of the result: `allowed`. Adversarial input can
-make any one implementation lucky, so there the allowance is the a-priori bound of rounding analysis,
-`simattn.bounds.error_bound`.
+make any one implementation lucky, so there the allowance is the a-priori bound of rounding
+analysis, `simattn.bounds.error_bound`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,13 @@ def run_bench(args: argparse.Namespace) -> Report:
     if elems > TILED_ELEMS:
         raise UsageError(f"--n {args.n}: makes arrays of {elems} elements, must be at most 2^31")
     rows = bench(
-        heads=args.heads, n=args.n, d=args.d, block=args.block, repeat=args.repeat, seed=args.seed
+        threads=args.threads,
+        heads=args.heads,
+        n=args.n,
+        d=args.d,
+        block=args.block,
+        repeat=args.repeat,
+        seed=args.seed,
     )
     columns = (
         Column("loop", field_of("loop"), left=True),
@@ -28,7 +34,7 @@ def run_bench(args: argparse.Namespace) -> Report:
     )
     above = [
         f"heads {args.heads}, n {args.n}, d {args.d}, tiles {args.block} x {args.block}, float32, "
-        f"{args.repeat} rounds",
+        f"{args.repeat} rounds, BLAS threads {args.threads}",
     ]
     below = [
         "counted: q_outer on the simulated memories. uncounted: the same loop, bare NumPy.",
@@ -39,7 +45,14 @@ def run_bench(args: argparse.Namespace) -> Report:
 
 def add_bench(add: Add) -> None:
     parser = add("bench", run_bench, "time the counted loop beside the same loop without counters")
-    for name, value in (("heads", 4), ("n", 4096), ("d", 64), ("block", 256), ("repeat", 7)):
+    for name, value in (
+        ("heads", 4),
+        ("n", 4096),
+        ("d", 64),
+        ("block", 256),
+        ("repeat", 7),
+        ("threads", 1),
+    ):
         parser.add_argument(
             f"--{name}", type=size, default=value, metavar="N", help="(%(default)s)"
         )
