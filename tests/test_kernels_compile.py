@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import toolkit
 
 from kernels.launch import choose
 from kernels.problem import VARIANTS
@@ -12,6 +13,9 @@ from kernels.problem import VARIANTS
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
     pytest.skip("the simulator compiles nothing", allow_module_level=True)
 pytest.importorskip("numba_cuda")
+
+if not toolkit.is_here():
+    pytest.skip("needs the CUDA compiler libraries (extra: cu13)", allow_module_level=True)
 
 H200 = {"shared_per_block": 232448, "shared_per_sm": 233472}
 
@@ -27,15 +31,10 @@ H200 = {"shared_per_block": 232448, "shared_per_sm": 233472}
     ],
 )
 def test_arrays_become_registers_and_loads_16_bytes(variant, d, e, dtype) -> None:
-    from numba.cuda.cudadrv.error import NvvmSupportError
-
     from kernels.compiled import Wanted, ptx
 
     layout = choose(variant, d, e, **H200)
-    try:
-        text = ptx(Wanted(variant, layout, dtype, (9, 0)))
-    except (NvvmSupportError, FileNotFoundError, OSError) as error:
-        pytest.skip(f"needs the NVVM library (extra: cu13): {error}")
+    text = ptx(Wanted(variant, layout, dtype, (9, 0)))
     assert ".local" not in text
     assert ".f64" not in text
     operands = layout.MR + layout.MC  # of S = Q K^T, and MR of P V
