@@ -8,10 +8,9 @@ of ``q_outer`` doesn't depend on block_k, so that one row would do.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from simattn.counts import Counts
@@ -91,9 +90,9 @@ def best(
 
     Notes
     -----
-    The outcome is that of trying every pair of sizes. One side of a tile decides the traffic: its
-    query rows where keys stream past it, its key rows where queries do. That side's sizes are tried
-    from the largest down, each with the other sizes that fit, until none left can do better.
+    The outcome is that of trying every pair of sizes. One side of a tile decides its traffic: its
+    query rows where keys stream past it, its key rows where queries do. Of the other side it
+    depends only through hidden rows that are streamed along, fewest if that side is one granule.
 
     Examples
     --------
@@ -103,136 +102,55 @@ def best(
     """
     if granule < 1:
         raise ValueError(f"granule {granule}: must be at least 1")
-    search = _Search.of(variant, sram_bytes, n=n, d=d, **shape)
-    row_sizes = [block_q] if block_q else _multiples(granule, n)
-    key_sizes = [block_k] if block_k else _multiples(granule, search.s)
-    rows = search.rows_that_fit(row_sizes, key_sizes[0])
-    if not rows:
-        return None
-    keys = search.keys_that_fit(rows[0], key_sizes)
-    deciding, most = (rows, keys[-1]) if search.rows_decide else (keys, rows[-1])
-    if not search.regular:
-        deciding = rows if search.rows_decide else key_sizes
-        most = (key_sizes if search.rows_decide else row_sizes)[-1]
+    s = n if shape.get("n_k") is None else shape["n_k"]
+    left, right = shape.get("window_size", (-1, -1))
+    masked = bool(shape.get("is_causal")) or (left, right) != (-1, -1)
+    budget = float("inf") if sram_bytes is None else sram_bytes
+    row_sizes, key_sizes = _sizes(block_q, granule, n), _sizes(block_k, granule, s)
+    keys_stream = not variant.startswith("kv_outer")
+    outer, inner = (row_sizes, key_sizes) if keys_stream else (key_sizes, row_sizes)
 
+    def counts(x: int, y: int, **changes: Any) -> Counts:
+        """Of a tile of ``x`` rows on the side that stays, ``y`` on the side that streams."""
+        Br, Bc = (x, y) if keys_stream else (y, x)
+        return predict(variant, n=n, d=d, block_q=Br, block_k=Bc, **{**shape, **changes})
+
+    def fitting(sizes: range, tile: Callable[[int], tuple[int, int]]) -> Sequence[int]:
+        def fits(size: int) -> bool:
+            return counts(*tile(size)).peak_sram_bytes <= budget
+
+        # Larger tiles need more, if a pair is visible in the first tile, which is a full one.
+        if not masked or n == s or (n < s and left < 0):
+            return sizes[: bisect_left(sizes, True, key=lambda size: not fits(size))]
+        return [size for size in sizes if fits(size)]
+
+    xs = fitting(outer, lambda x: (x, inner[0]))
+    widest = max(fitting(inner, lambda y: (xs[0], y)), default=1) if xs else 1
+    fewest_parts = max(1, min(shape.get("splits") or 4, -(-s // widest)))
     found: tuple[tuple[int, int, int], Tiles] | None = None
-    for size in reversed(deciding):
-        bound = search.least_with(size, most)
-        if found and found[0] <= bound:
-            if not search.masked or found[0][0] < search.least_up_to(size):
-                break
-            continue
-        if search.rows_decide:
-            pairs = [(size, Bc) for Bc in search.keys_that_fit(size, key_sizes)]
-        else:
-            pairs = [(Br, size) for Br in search.rows_that_fit(row_sizes, size)]
-        for Br, Bc in reversed(pairs if search.masked else pairs[-1:]):
-            if found and found[0] <= (bound[0], -Br * Bc, -Br):
-                break
-            counts = search.ask(block_q=Br, block_k=Bc)
-            rank = (counts.traffic.total_bytes, -Br * Bc, -Br)
+    for x in reversed(xs):
+        least = counts(x, inner[0], splits=fewest_parts).traffic.total_bytes
+        if found and least > found[0][0]:
+            if masked:
+                continue
+            break  # without a mask, smaller tiles never move less
+        for y in reversed(fitting(inner, lambda y: (x, y))):  # noqa: B023
+            Br, Bc = (min(x, n), min(y, s)) if keys_stream else (min(y, n), min(x, s))
+            Br, Bc = max(Br, 1), max(Bc, 1)
+            here = counts(x, y)
+            rank = (here.traffic.total_bytes, -Br * Bc, -Br)
             if found is None or rank < found[0]:
-                found = rank, Tiles("best", Br, Bc, counts, fits=True)
+                found = rank, Tiles("best", Br, Bc, here, fits=True)
+            if not masked:
+                break  # nor do smaller ones here
     return found[1] if found else None
 
 
-def _multiples(granule: int, length: int) -> list[int]:
-    return [*range(granule, length, granule), max(length, 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """What `best` knows of a problem, so that it can leave out tiles without trying them."""
-
-    ask: Callable[..., Counts]
-    budget: float  # bytes
-    n: int
-    s: int
-    splits: int
-    masked: bool  # the mask bears on this variant's traffic
-    rows_decide: bool  # the query rows of a tile decide its traffic, not the key rows
-    bytes_per_row: int  # of a row that streams past one tile
-    pairs: int  # visible pairs of a query and a key
-    streamed: int  # rows that stream past at least one tile, whatever the tiles
-    seen_up_to: int  # with no more query rows than this, tiles of full size hold visible pairs
-
-    @classmethod
-    def of(cls, variant: str, sram_bytes: int | None, **shape: Any) -> _Search:
-        n, d = shape["n"], shape["d"]
-        s = n if shape.get("n_k") is None else shape["n_k"]
-        left, right = shape.get("window_size", (-1, -1))
-        right = 0 if shape.get("is_causal") else right
-        small = partial(predict, variant, n=2, d=d, n_k=2, block_k=2)
-        rows_decide = small(block_q=1).traffic.total_bytes > small(block_q=2).traffic.total_bytes
-        masked = (left, right) != (-1, -1) and not variant.startswith("standard")
-        bytes_per_row = pairs = streamed = 0
-        if masked and n and s:
-            unmasked = partial(predict, variant, **{**shape, "is_causal": False,
-                                                    "window_size": (-1, -1)})  # fmt: skip
-            half = {"block_q": -(-n // 2), "block_k": s} if rows_decide else \
-                   {"block_q": n, "block_k": -(-s // 2)}  # fmt: skip
-            more = unmasked(**half).traffic.total_bytes
-            more -= unmasked(block_q=n, block_k=s).traffic.total_bytes
-            bytes_per_row = more // (s if rows_decide else n)
-            mask = {"n": n, "d": d, "n_k": s, "window_size": (left, right)}
-            untiled = predict("kv_outer", block_q=1, block_k=1, **mask)
-            one_key_tile = predict("kv_outer", block_q=1, block_k=s, **mask)
-            pairs = untiled.traffic.reads.get("Q", 0) // d
-            seen = untiled.traffic.reads.get("K", 0), one_key_tile.traffic.reads.get("Q", 0)
-            streamed = seen[0 if rows_decide else 1] // d
-        all_seen = not masked or n == s or (left < 0 and n <= s)
-        return cls(
-            partial(predict, variant, **shape),
-            float("inf") if sram_bytes is None else sram_bytes,
-            n, s, shape.get("splits") or 4, masked, rows_decide, bytes_per_row, pairs, streamed,
-            max(n, 1) if all_seen else s if left < 0 else 0,
-        )  # fmt: skip
-
-    @property
-    def regular(self) -> bool:
-        return self.seen_up_to >= self.n
-
-    def rows_that_fit(self, row_sizes: list[int], Bc: int) -> list[int]:
-        """Larger tiles need more, save that under a mask there may be no visible pair in them."""
-        split = bisect_right(row_sizes, self.seen_up_to)
-        known = self._first_fitting(row_sizes[:split], lambda Br: (Br, Bc))
-        bare = partial(self.ask, n_k=0)  # what a tile of rows needs without any keys
-        rest = self._first_fitting(row_sizes[split:], lambda Br: (Br, Bc), bare)
-        return known + [Br for Br in rest if self._fits((Br, Bc), self.ask)]
-
-    def keys_that_fit(self, Br: int, key_sizes: list[int]) -> list[int]:
-        if Br <= self.seen_up_to:
-            return self._first_fitting(key_sizes, lambda Bc: (Br, Bc))
-        return [Bc for Bc in key_sizes if self._fits((Br, Bc), self.ask)]
-
-    def _first_fitting(
-        self,
-        sizes: list[int],
-        tile: Callable[[int], tuple[int, int]],
-        ask: Callable[..., Counts] | None = None,
-    ) -> list[int]:
-        ask = ask or self.ask
-        return sizes[: bisect_left(sizes, True, key=lambda size: not self._fits(tile(size), ask))]
-
-    def _fits(self, tile: tuple[int, int], ask: Callable[..., Counts]) -> bool:
-        return ask(block_q=tile[0], block_k=tile[1]).peak_sram_bytes <= self.budget
-
-    def least_with(self, size: int, most: int) -> tuple[int, int, int]:
-        """No tiles with a deciding side of ``size`` rank before this, the other up to ``most``."""
-        Br, Bc = (size, most) if self.rows_decide else (most, size)
-        if not self.masked:
-            counts = self.ask(block_q=Br, block_k=Bc)
-        elif self.rows_decide:  # key tiles of one row stream no hidden key
-            parts = max(1, min(self.splits, -(-self.s // most)))
-            counts = self.ask(block_q=Br, block_k=1, splits=parts)
-        else:
-            counts = self.ask(block_q=1, block_k=Bc)
-        return counts.traffic.total_bytes, -Br * Bc, -Br
-
-    def least_up_to(self, size: int) -> int:
-        """Bytes that tiles with a deciding side of ``size`` or less move at the least: a streamed
-        row meets at most ``size`` others at once."""
-        return self.bytes_per_row * max(-(-self.pairs // size), self.streamed)
+def _sizes(chosen: int | None, granule: int, length: int) -> range:
+    """Tile rows to try. The last may be more than there are: it stands for all of them."""
+    if chosen:
+        return range(chosen, chosen + 1)
+    return range(granule, max(length, 1) + granule, granule)
 
 
 def plan(
