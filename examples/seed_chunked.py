@@ -16,7 +16,7 @@ exp, inf = np.exp, np.inf
 
 
 # fmt: off
-def chunked(Q, K, V):                                  # _q_outer, normalised=False
+def chunked(Q, K, V):                                  # q_outer, normalised=False
     q_size = len(Q) // Q_CHUNKS                        # WRONG unless the division is exact
     k_size = len(K) // K_CHUNKS                        # WRONG likewise
     outputs = []

@@ -16,7 +16,7 @@ exp, inf, sqrt = np.exp, np.inf, np.sqrt
 
 
 # fmt: off
-def flashattnV1_block(Q, K, V, Br, Bc, wrong=""):      # _q_outer, normalised=False
+def flashattnV1_block(Q, K, V, Br, Bc, wrong=""):      # q_outer, normalised=False
     (N, d), s, O = Q.shape, len(K), np.zeros((len(Q), V.shape[1]))
     for i in range(0, N, Br):                          # for i in grid.row_tiles():
         q = Q[i:i + Br]                                #     Q = sram.load(hbm.Q[i])

@@ -14,7 +14,7 @@ exp, inf, sqrt = np.exp, np.inf, np.sqrt
 
 
 # fmt: off
-def flashattn_naiveQKV(Q, K, V):                    # _q_outer, normalised=True
+def flashattn_naiveQKV(Q, K, V):                    # q_outer, normalised=True
     (N, d), s, O = Q.shape, len(K), np.zeros((len(Q), V.shape[1]))
     for k in range(N):                              # for i in grid.row_tiles():
         q = Q[k]                                    #     Q = sram.load(hbm.Q[i])

@@ -16,17 +16,23 @@ import math
 import numpy as np
 
 from simattn.dtypes import Array, DType
-
-STORES_SCORES = frozenset({"standard_safe", "standard_online", "standard_row"})
+from simattn.variants import VARIANTS
 
 
 def error_bound(
-    Q: Array, K: Array, V: Array, *, storage: DType, variant: str, block_k: int, scale: float
+    Q: Array,
+    K: Array,
+    V: Array,
+    *,
+    storage: DType,
+    block_k: int,
+    scale: float,
+    variant: str | None = None,
 ) -> tuple[float, float]:
     """The largest error of an element of O, and of one of L, that rounding can explain.
 
-    Q, K, V: (..., rows, width), the values as stored. The bound on O is never above 2 max|v|, the
-    distance between two weighted means; infinite where L is not known at all.
+    Q, K, V: (..., rows, width), the values as stored. Without ``variant``: of plain attention. The
+    bound on O is never much above 2 max|v|, the distance between two weighted means.
     """
     if not (Q.size and K.size and V.size):
         return 0.0, 0.0
@@ -39,8 +45,9 @@ def error_bound(
     delta = (d + 6) * u * score
     steps = s + 4 * visits + 8
     roundings = steps * u
-    stores = visits + 1 if variant == "kv_outer" else 1
-    if variant in STORES_SCORES:
+    traits = VARIANTS[variant] if variant else None
+    stores = visits + 1 if traits and traits.stores_each_visit else 1
+    if traits and traits.stores_scores:
         delta += w * score
         roundings += w
     eta = math.expm1(min(delta, 700.0)) + roundings

@@ -5,8 +5,9 @@ Every number is a Python integer, so that a count and its prediction are compare
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,21 @@ class Counts:
     sram: SRAMTraffic
     flops: Flops
     peak_sram_bytes: int
+
+
+def differences(counted: Counts, predicted: Counts) -> list[str]:
+    """Every number in which the two differ, as ``reads Q: counted 8192, predicted 8193``."""
+    a, b = dict(_flat("", asdict(counted))), dict(_flat("", asdict(predicted)))
+    return [
+        f"{name}: counted {a.get(name, 0)}, predicted {b.get(name, 0)}"
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name, 0) != b.get(name, 0)
+    ]
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name} ", value)
+        else:
+            yield prefix + name, value

@@ -241,6 +241,46 @@ def time_floor(machine: Device, variant: str, *, dtype: str = "float16", **shape
     )
 
 
+ROWS = tuple(rows << k for k in range(20) for rows in (16, 24) if rows << k != 24)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A variant's least floor on a device, and the tiles that have it."""
+
+    block_q: int
+    block_k: int
+    floor: Floor
+
+
+def least_floor(
+    machine: Device, variant: str, *, n: int, block_q: int | None = None,
+    block_k: int | None = None, **shape: Any,
+) -> Placed | None:  # fmt: skip
+    """The floor at the tiles, of 16, 32, 48, 64, 96, 128, ... rows, for which it is least.
+
+    Of equal floors the one that moves fewer bytes, then the larger tile. A size given is kept.
+    None where nothing fits the device's SRAM.
+    """
+    s = n if shape.get("n_k") is None else shape["n_k"]
+    found: tuple[tuple[float, int, int], Placed] | None = None
+    for Br in [block_q] if block_q else _rows_up_to(n):
+        for Bc in [block_k] if block_k else _rows_up_to(s):
+            blocks: dict[str, Any] = {"block_q": Br, "block_k": Bc}
+            if predict(variant, n=n, **blocks, **shape).peak_sram_bytes > machine.sram_bytes:
+                continue
+            floor = time_floor(machine, variant, n=n, **blocks, **shape)
+            rank = floor.seconds, floor.l2_bytes, -Br * Bc
+            if found is None or rank < found[0]:
+                found = rank, Placed(Br, Bc, floor)
+    return found[1] if found else None
+
+
+def _rows_up_to(length: int) -> list[int]:
+    """The sizes below ``length``, and all of it."""
+    return [*(rows for rows in ROWS if rows < length), max(length, 1)]
+
+
 def dram_floor_bytes(
     machine: Device, counts: Counts, *, n: int, d: int, n_k: int | None = None,
     dv: int | None = None, heads: int = 1, kv_heads: int | None = None, batch: int = 1,

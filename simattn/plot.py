@@ -18,7 +18,7 @@ import numpy as np
 
 from simattn import tiling
 from simattn.counts import Counts
-from simattn.device import Device, Floor, time_floor
+from simattn.device import Device, Placed, least_floor
 from simattn.dtypes import DTYPES
 from simattn.figures import SAHA_D, SAHA_N, geometric, rows_traffic, slope, square_traffic
 from simattn.iomodel import predict
@@ -353,26 +353,14 @@ def sizes_that_fit(sram_bytes: int, granule: int, *, n: int, **shape: Any) -> li
 # Roofline
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A variant on a device: its tiles and its floor."""
-
-    variant: str
-    block_q: int
-    block_k: int
-    floor: Floor
-
-
-def placed(machine: Device, variants: Sequence[str], *, dtype: str, **shape: Any) -> list[Placed]:
-    """Each variant with the best tiles for the device's SRAM; without those that don't fit."""
-    found = []
-    for variant in variants:
-        tiles = tiling.best(variant, machine.sram_bytes, dtype=dtype, **shape)
-        if tiles:
-            Br, Bc = tiles.block_q, tiles.block_k
-            floor = time_floor(machine, variant, dtype=dtype, block_q=Br, block_k=Bc, **shape)
-            found.append(Placed(variant, Br, Bc, floor))
-    return found
+def placed(
+    machine: Device, variants: Sequence[str], *, dtype: str, **shape: Any
+) -> dict[str, Placed]:
+    """Each variant at the tiles of its least floor; without those that don't fit the SRAM."""
+    found = {v: least_floor(machine, v, dtype=dtype, **shape) for v in variants}
+    if not any(found.values()):
+        raise ValueError(f"device {machine.name}: no variant has tiles that fit its SRAM")
+    return {variant: p for variant, p in found.items() if p}
 
 
 def roofline(machine: Device, *, dtype: str = "float16", **shape: Any) -> Figure:
@@ -387,9 +375,9 @@ def roofline(machine: Device, *, dtype: str = "float16", **shape: Any) -> Figure
         (panels[1], "over L2-to-SM bytes, as counted", machine.l2_bytes_per_s,
          attrgetter("flops_per_l2_byte")),
     ):  # fmt: skip
-        xs = [intensity(p.floor) for p in points]
+        xs = [intensity(p.floor) for p in points.values()]
         ridge = peak * 1e12 / rate
-        left, right = min([*xs, ridge]) / 3, max([*xs, ridge]) * 4
+        left, right = min([*xs, ridge]) / 3, max([*xs, ridge]) * 3
         axes.plot([left, ridge, right], [left * rate / 1e12, peak, peak], color="black",
                   linewidth=1.6)  # fmt: skip
         axes.annotate(f"{rate / 1e12:.3g} TB/s", (math.sqrt(left * ridge),
@@ -397,11 +385,12 @@ def roofline(machine: Device, *, dtype: str = "float16", **shape: Any) -> Figure
                       textcoords="offset points", ha="right")  # fmt: skip
         axes.annotate(f"matmul peak {peak:.4g} TFLOP/s", (right, peak), xytext=(0, 5),
                       textcoords="offset points", ha="right")  # fmt: skip
-        for p, x in zip(points, xs, strict=True):
+        sizes = iter(range(12, 0, -1))  # equal points show around each other
+        for (variant, p), x in zip(points.items(), xs, strict=True):
             y = p.floor.matmul_flops / p.floor.seconds / 1e12
-            style = {key: STYLES[p.variant][key] for key in ("color", "marker")}
-            axes.plot(x, y, linestyle="", markersize=8, **style,
-                      label=f"{p.variant}: {p.floor.binds}")  # fmt: skip
+            style = {key: STYLES[variant][key] for key in ("color", "marker")}
+            axes.plot(x, y, linestyle="", markersize=next(sizes), **style,
+                      label=f"{variant}, {p.block_q} x {p.block_k}: {p.floor.binds}")  # fmt: skip
         axes.set(xscale="log", yscale="log", xlabel="matmul FLOPs a byte", xlim=(left, right),
                  ylim=(None, 1.8 * peak))  # fmt: skip
         axes.set_title(title)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from simattn import checks, iomodel, softmax, tiling
-from simattn.counts import Counts, Flops, Traffic
+from simattn.counts import Counts, Flops, Traffic, differences
 from simattn.dtypes import Array
 from simattn.masks import TileGrid
 from simattn.memory import HBM, SRAM, Ledger, SRAMCapacityError
@@ -58,6 +57,10 @@ class Run:
     def as_predicted(self) -> bool:
         """Whether every count equals its closed form."""
         return self.counts == self.predicted
+
+    def differences(self) -> list[str]:
+        """The counts that differ from their closed form, each with both numbers."""
+        return differences(self.counts, self.predicted)
 
 
 def attention(
@@ -164,9 +167,9 @@ def attention(
         )
 
     grid = TileGrid(n, s, block_q, block_k, (left, 0 if is_causal else right))
-    loops: Callable[..., None] = VARIANTS[variant]
+    loops = VARIANTS[variant].loops
     parts = None
-    if variant == "split_kv":
+    if VARIANTS[variant].takes_splits:
         parts = max(1, min(4 if splits is None else splits, -(-s // block_k)))
         loops = partial(loops, splits=parts)
     out = np.empty((*Q.shape[:-1], e), storage.holder)

@@ -107,7 +107,9 @@ def best(
     masked = bool(shape.get("is_causal")) or (left, right) != (-1, -1)
     budget = float("inf") if sram_bytes is None else sram_bytes
     row_sizes, key_sizes = _sizes(block_q, granule, n), _sizes(block_k, granule, s)
-    keys_stream = not variant.startswith("kv_outer")
+    small: dict[str, Any] = {"n": 2, "n_k": 2, "d": 1, "block_k": 2}
+    one, two = (predict(variant, block_q=Br, **small).traffic.total_elems for Br in (1, 2))
+    keys_stream = one > two  # past each query tile
     outer, inner = (row_sizes, key_sizes) if keys_stream else (key_sizes, row_sizes)
 
     def counts(x: int, y: int, **changes: Any) -> Counts:

@@ -85,7 +85,11 @@ class RecordedTile(Tile):
         return view
 
     def rows(self) -> tuple[int, int] | None:
-        return self.at[1][0] if self.at else None
+        """The rows it belongs to; a partial result has its part before them."""
+        if self.at is None:
+            return None
+        name, ends = self.at
+        return ends[1] if name.endswith("_part") else ends[0]
 
 
 class RecordingSRAM(SRAM):
@@ -184,9 +188,10 @@ class RecordingSRAM(SRAM):
         self.added, self.removed, self.peak_during = [], [], 0
 
     def note_statistics(self, event: Event, result: RecordedTile) -> None:
-        if result.label in ("m", "l") and result.at and len(result.shape) == 1:
+        rows = result.rows()
+        if result.label in ("m", "l") and rows and len(result.shape) == 1:
             values = [float(x) for x in result._array]
-            setattr(event, result.label, (result.at[1][0][0], values))
+            setattr(event, result.label, (rows[0], values))
 
     def place_of(self, region: Region) -> Place:
         """Where a region lies in its tensor, by its address."""
@@ -244,7 +249,8 @@ def _rowmax(self: RecordedTile, m: RecordedTile) -> Told:
 
 
 def _maximum(self: RecordedTile, other: RecordedTile) -> Told:
-    return "m = max(m, m of the part)", "m", self.at or other.at
+    rows = self.rows() or other.rows()
+    return "m = max(m, m of the part)", "m", ("m", (rows,)) if rows else None
 
 
 def _add_rowsum(self: RecordedTile, P: RecordedTile) -> Told:
@@ -258,13 +264,13 @@ def _scale(self: RecordedTile, *_: Any) -> Told:
 
 def _shift(self: RecordedTile, m: RecordedTile) -> Told:
     if len(self.shape) == 1:
-        return "m old - m new", "c", None
+        return "m old - m new", "c", m.at
     return f"{self.label} - m", self.label, self.at
 
 
 def _exp(self: RecordedTile) -> Told:
     if len(self.shape) == 1:
-        return "c = exp(m old - m new)", "c", None
+        return "c = exp(m old - m new)", "c", self.at
     return "P = exp(S - m)", "P", self.at
 
 
@@ -277,7 +283,10 @@ def _iadd(self: RecordedTile, other: RecordedTile) -> Told:
 
 
 def _imul(self: RecordedTile, c: RecordedTile) -> Told:
-    return f"{self.label} * {c.label}", self.label, self.at
+    rows, at = c.rows(), self.at
+    if rows and self.label in ("l", "O"):  # a state that was merged into lies where its parts do
+        at = (self.label, (rows, *((0, width) for width in self.shape[1:])))
+    return f"{self.label} * {c.label}", self.label, at
 
 
 def _itruediv(self: RecordedTile, l: RecordedTile) -> Told:
@@ -371,8 +380,8 @@ def record(
         hbm.place(name, np.ascontiguousarray(storage.round(array)), storage)
     hbm.place("O", out, storage)
     sram = RecordingSRAM(storage, sram_bytes, hbm, limit)
-    loops: Callable[..., None] = VARIANTS[variant]
-    if variant == "split_kv":
+    loops = VARIANTS[variant].loops
+    if VARIANTS[variant].takes_splits:
         parts = max(1, min(4 if splits is None else splits, -(-s // block_k)))
         loops = partial(loops, splits=parts)
     grid = TileGrid(n, s, block_q, block_k, (left, 0 if is_causal else right))

@@ -23,6 +23,7 @@ Each takes ``hbm`` with Q [n, d], K [s, d], V [s, e], and O [n, e] to be filled 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simattn import softmax
@@ -209,18 +210,24 @@ def _standard(
         sram.free(O)
 
 
-Variant = Callable[..., None]
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A loop nest, and what the code around it has to know of it."""
+
+    loops: Callable[..., None]
+    stores_scores: bool = False  # S and P go through HBM at storage width, whole even if masked
+    stores_each_visit: bool = False  # O is rounded to storage width at every key tile
+    takes_splits: bool = False
+
+
 VARIANTS: dict[str, Variant] = {
-    f.__name__: f
-    for f in (
-        standard_safe,
-        standard_online,
-        standard_row,
-        two_pass,
-        q_outer,
-        q_outer_each,
-        kv_outer,
-        kv_outer_end,
-        split_kv,
-    )
+    "standard_safe": Variant(standard_safe, stores_scores=True),
+    "standard_online": Variant(standard_online, stores_scores=True),
+    "standard_row": Variant(standard_row, stores_scores=True),
+    "two_pass": Variant(two_pass),
+    "q_outer": Variant(q_outer),
+    "q_outer_each": Variant(q_outer_each),
+    "kv_outer": Variant(kv_outer, stores_each_visit=True),
+    "kv_outer_end": Variant(kv_outer_end),
+    "split_kv": Variant(split_kv, takes_splits=True),
 }

@@ -108,7 +108,8 @@ def test_heat_map_numbers() -> None:
 
 def test_roofline_points_are_at_or_below_the_roof() -> None:
     machine = DEVICES["h200"]
-    for p in plot.placed(machine, plot.ORDERS, dtype="float16", n=2048, d=64, heads=8):
+    shape = {"n": 2048, "d": 64, "heads": 8}
+    for p in plot.placed(machine, plot.ORDERS, dtype="float16", **shape).values():
         reached = p.floor.matmul_flops / p.floor.seconds
         roof = min(
             machine.matmul_flops_per_s["float16"],

@@ -77,7 +77,7 @@ def test_running_statistics_are_the_rows() -> None:
     """The last m and l noted for a row give its log-sum-exp."""
     q, k, v = inputs()
     lse = simattn.attention(q, k, v, return_lse=True).lse
-    for variant in ("q_outer", "kv_outer"):
+    for variant in ("q_outer", "q_outer_each", "kv_outer", "kv_outer_end", "split_kv"):
         trace = record(variant, q, k, v, block_q=5, block_k=4)
         m, l = np.zeros(12), np.zeros(12)
         for event in trace.events:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from problems import Problem, problems, values
 
 import simattn
-from simattn import bounds, exact, softmax, variants
+from simattn import exact, softmax, variants
 from simattn.bounds import error_bound
 from simattn.dtypes import DTYPES
 from simattn.variants import VARIANTS
@@ -44,6 +44,7 @@ def check_against_oracle(p: Problem) -> simattn.Run:
 def test_is_exact_and_counts_as_predicted(p: Problem) -> None:
     inputs = [x.copy() for x in (p.q, p.k, p.v)]
     run = check_against_oracle(p)
+    assert not run.differences()
     assert run.counts == run.predicted
     for before, after in zip(inputs, (p.q, p.k, p.v), strict=True):
         np.testing.assert_array_equal(before, after)
@@ -77,11 +78,11 @@ def test_is_as_accurate_as_plain_numpy(variant: str, dtype: str, is_causal: bool
             *(tolerances.stored(x, storage) for x in (q, k, v)), scale=d**-0.5, hidden=hidden
         )
     ).max()
-    # kv_outer stores O at every visit, so its error grows with the number of key tiles.
-    stores = s // block_k + 1 if variant == "kv_outer" else 1
+    # Where O is stored at every visit, the error grows with the number of key tiles.
+    stores = s // block_k + 1 if VARIANTS[variant].stores_each_visit else 1
     assert error <= tolerances.allowed(
         q, k, v, scale=d**-0.5, hidden=hidden, storage=storage,
-        stores_scores=variant in bounds.STORES_SCORES, stores=stores,
+        stores_scores=VARIANTS[variant].stores_scores, stores=stores,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simattn import exact, progress, run
-from simattn.bounds import STORES_SCORES, error_bound
+from simattn.bounds import error_bound
 from simattn.cli.arguments import (
     INPUT,
     LARGEST_SIZE,
@@ -101,14 +101,14 @@ def compared(problem: Problem, cases: Sequence[Case], sram: int | None) -> list[
             return_lse=problem.return_lse,
         )  # fmt: skip
         bound, lse_bound = error_bound(
-            q, k, v, storage=storage, variant=case.variant, block_k=done.block_k,
-            scale=problem.scale,
+            q, k, v, storage=storage, block_k=done.block_k, scale=problem.scale,
+            variant=case.variant,
         )  # fmt: skip
         row = row_of(case, done, max_abs_error=largest_difference(done.out, want), tolerance=bound)
         if done.lse is not None:
             row["max_abs_lse_error"] = largest_difference(done.lse, want_lse)
             row["lse_tolerance"] = lse_bound
-        if overflow and case.variant in STORES_SCORES:
+        if overflow and VARIANTS[case.variant].stores_scores:
             row["flagged"] = "scores overflow float16"
         rows.append(row)
     return rows

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from simattn import device, tiling
+from simattn import device
 from simattn.cli.arguments import SHAPE, Add, take
 from simattn.cli.files import machine_of, usage
 from simattn.cli.problem import problem_of
 from simattn.cli.rows import field_of
-from simattn.device import DEVICES, Device
+from simattn.device import DEVICES, Device, Placed
 from simattn.report import Column, Report
 from simattn.variants import VARIANTS
 
@@ -60,9 +60,11 @@ def floor(args: argparse.Namespace) -> Report:
     machines = {name: machine_of(name) for name in args.device or DEVICES}
     for name, machine in machines.items():
         for variant in dict.fromkeys(args.variant or VARIANTS):
-            row: dict[str, Any] = {"device": name, "variant": variant}
-            tiles = tiling.best(variant, machine.sram_bytes, **problem.shape)
-            rows.append(row | (floor_fields(machine, variant, tiles, problem.shape)))
+            with usage():
+                placed = device.least_floor(
+                    machine, variant, block_q=args.block_q, block_k=args.block_k, **problem.shape
+                )
+            rows.append({"device": name, "variant": variant, **floor_fields(placed)})
     columns = (
         Column("device", field_of("device"), left=True),
         Column("variant", field_of("variant"), left=True),
@@ -76,7 +78,8 @@ def floor(args: argparse.Namespace) -> Report:
     below = [
         "The floor is the largest of the five: counts over peak rates, a bound and no forecast.",
         "dram: each tensor once, S and P out and in where they outgrow L2. l2: the counted HBM",
-        "traffic, which on a GPU goes from L2 to the SMs. Tiles: the best for the device's SRAM.",
+        "traffic, which on a GPU goes from L2 to the SMs. Tiles: those that fit the device's SRAM",
+        "and have the least floor, of 16, 32, 48, 64, 96, 128, ... rows.",
     ]
     if any(row["block_q"] for row in rows):
         return Report(rows, columns, problem.title(), below)
@@ -87,19 +90,15 @@ def floor(args: argparse.Namespace) -> Report:
 TERMS = ("dram", "l2", "matmul", "exp", "shared")
 
 
-def floor_fields(
-    machine: Device, variant: str, tiles: tiling.Tiles | None, shape: dict[str, Any]
-) -> dict[str, Any]:
+def floor_fields(placed: Placed | None) -> dict[str, Any]:
     names = ("block_q", "block_k", *(f"{term}_s" for term in TERMS), "floor_s", "binds",
              "flops_per_dram_byte", "flops_per_l2_byte", "dram_bytes", "l2_bytes",
              "shared_bytes")  # fmt: skip
-    if tiles is None:
+    if placed is None:
         return dict.fromkeys(names)
-    Br, Bc = tiles.block_q, tiles.block_k
-    with usage():
-        f = device.time_floor(machine, variant, block_q=Br, block_k=Bc, **shape)
-    values = (Br, Bc, *(f.terms_s[term] for term in TERMS), f.seconds, f.binds,
-              f.flops_per_dram_byte, f.flops_per_l2_byte, f.dram_bytes, f.l2_bytes,
+    f = placed.floor
+    values = (placed.block_q, placed.block_k, *(f.terms_s[term] for term in TERMS), f.seconds,
+              f.binds, f.flops_per_dram_byte, f.flops_per_l2_byte, f.dram_bytes, f.l2_bytes,
               f.shared_bytes)  # fmt: skip
     return dict(zip(names, values, strict=True))
 
@@ -111,6 +110,7 @@ def milliseconds(name: str) -> Callable[[Any], float | None]:
 def add_floor(add: Add) -> None:
     parser = add("floor", floor, "the least time of each variant on a device, and what binds it")
     take(parser, *SHAPE)
+    take(parser, "--block-q", "--block-k", help="rows of a tile (those of the least floor)")
     add_device(parser, action="append", help=f"{DEVICE_HELP}; repeatable (all named ones)")
     parser.set_defaults(input=None, scale=None, seed=0)
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from simattn import run, tiling
-from simattn.bounds import STORES_SCORES
 from simattn.cli.problem import Problem
-from simattn.counts import Counts
+from simattn.counts import Counts, differences
 from simattn.dtypes import Array
 from simattn.iomodel import predict
 from simattn.memory import SRAMCapacityError
 from simattn.report import Column, Report, Row
+from simattn.variants import VARIANTS
 
 UNTILED_PAIRS = 2**18  # batch x heads x n x n_k: each is some 50 microseconds of Python
 TILED_ELEMS = 2**31  # of the inputs; and of S and P of one head, where they are stored
@@ -56,7 +56,7 @@ def fitted(
 ) -> Case:
     predicted = predict(variant, block_q=block_q, block_k=block_k, **problem.shape)
     splits = None
-    if variant == "split_kv":
+    if VARIANTS[variant].takes_splits:
         splits = max(1, min(problem.splits or 4, -(-problem.n_k // block_k)))
     need = predicted.peak_sram_bytes
     if sram is not None and need > sram:
@@ -69,7 +69,7 @@ def is_run(problem: Problem, case: Case) -> bool:
     pairs = problem.n * problem.n_k
     if case.tiling == "untiled" and problem.batch * problem.heads * pairs > UNTILED_PAIRS:
         return False
-    matrices = 2 * pairs if case.variant in STORES_SCORES else 0
+    matrices = 2 * pairs if VARIANTS[case.variant].stores_scores else 0
     return case.predicted is not None and max(problem.input_elems, matrices) <= TILED_ELEMS
 
 
@@ -111,6 +111,7 @@ def row_of(case: Case, done: run.Run | None = None, **accuracy: Any) -> dict[str
         **{name: done and value(done.counts) for name, value in COUNTS.items()},
         **predicted_fields(case.predicted),
         "as_predicted": done and done.counts == case.predicted,
+        "differences": done and case.predicted and differences(done.counts, case.predicted),
         "max_abs_error": None,
         "tolerance": None,
         "max_abs_lse_error": None,
@@ -134,7 +135,7 @@ def faults(row: Row) -> list[str]:
     """What makes the exit code 1."""
     found = []
     if row["as_predicted"] is False:
-        found.append("counts differ from the closed form")
+        found.append(f"counts differ from the closed form ({'; '.join(row['differences'])})")
     for what in ("", "lse_"):
         error, limit = row[f"max_abs_{what}error"], row[f"{what}tolerance"]
         if error is not None and row["flagged"] is None and not error <= limit:

@@ -71,7 +71,7 @@ def softmax_row(case: Case, x: Array, storage: DType) -> dict[str, Any]:
     C = x.shape[1]
     bound, _ = error_bound(
         np.ones((1, 1)), np.full((C, 1), np.abs(x).max(initial=0)), np.ones((C, 1)),
-        storage=storage, variant="softmax", block_k=done.block_k, scale=1.0,
+        storage=storage, block_k=done.block_k, scale=1.0,
     )  # fmt: skip
     row = row_of(case, done, max_abs_error=largest_difference(done.out, want), tolerance=bound)
     wrong = np.count_nonzero(~(np.abs(done.out - want) <= bound).all(axis=1))
