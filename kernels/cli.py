@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         RuntimeError,
         OSError,
     ) as error:
-        print(f"python -m kernels {args.command}: error: {error}", file=sys.stderr)
+        line = " ".join(str(error).split())
+        print(f"python -m kernels {args.command}: error: {line}", file=sys.stderr)
         return 2
 
 
@@ -59,13 +60,17 @@ def _check(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     from .bench import main
+    from .compiled import need_gpu
 
+    need_gpu()
     return main(widths=args.d, rows=args.n, is_causal=args.causal, json_path=args.json)
 
 
 def _counters(args: argparse.Namespace) -> int:
+    from .compiled import need_gpu
     from .counters import launch_all, main
 
+    need_gpu()
     if args.launch:
         launch_all()
         return 0

@@ -193,13 +193,18 @@ def _primary_context(device: int) -> Any:
     return _check(driver.cuDevicePrimaryCtxRetain(_check(driver.cuDeviceGet(device))))
 
 
-@functools.cache
-def _driver() -> Any:
+def need_gpu() -> None:
+    """Raise, in one line, where there is no GPU."""
     if not cuda.is_available():
         raise RuntimeError(
             "no CUDA GPU was found. Without one the kernels run under Numba's simulator, small and "
             "slowly: set NUMBA_ENABLE_CUDASIM=1, or try python -m kernels traffic"
         )
+
+
+@functools.cache
+def _driver() -> Any:
+    need_gpu()
     from cuda.bindings import driver
 
     _check(driver.cuInit(0))

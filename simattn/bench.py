@@ -98,16 +98,19 @@ def measure(
     rng = np.random.default_rng(seed)
     Q, K, V = (rng.standard_normal((heads, n, d), dtype=np.float32) for _ in "QKV")
     seconds: dict[str, list[float]] = {name: [] for name in LOOPS}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in LOOPS}
     for _ in range(repeat):
         for name, loop in LOOPS.items():
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             loop(Q, K, V, block)
             seconds[name].append(time.perf_counter() - start)
+            cpu_seconds[name].append(time.process_time() - cpu_start)
 
     def ratio(over: str, under: str) -> float:
         return median(a / b for a, b in zip(seconds[over], seconds[under], strict=True))
 
     fastest = {name: min(taken) for name, taken in seconds.items()}
+    cpu = {name: min(taken) for name, taken in cpu_seconds.items()}
     return [
         {
             "loop": name, "heads": heads, "n": n, "d": d, "block": block, "repeat": repeat,
@@ -116,6 +119,7 @@ def measure(
             "min_overhead_percent": 100 * (fastest[name] / fastest["uncounted"] - 1),
             "speed_over_plain": ratio("plain", name),
             "min_speed_over_plain": fastest["plain"] / fastest[name],
+            "min_cpu_s": cpu[name],
         }
         for name in LOOPS
     ]  # fmt: skip

@@ -79,9 +79,10 @@ class OnlineSoftmax:
 
     def _raise_max(self, m: Tile) -> None:
         """Express the state under the new maximum m."""
-        c = self.m.shift(m).exp()  # [Br], exp(m_old - m_new)
+        c = self.m.shift(m).exp()  # [Br], exp(m_old - m_new), in the place of the old m
         self.l *= c
         if self.acc is not None:
+            # A normalised acc is the sum divided by the old l: times l c it is the sum, rescaled.
             self.acc *= self.l if self.normalised else c
         self.sram.free(c)
         self.m = m

@@ -72,6 +72,8 @@ def compare(args: argparse.Namespace) -> Report:
     above = [*problem.title(), f"{sram_title(args.sram)}; input: {source}"]
     agree, run_rows = (sum(bool(row[name]) for row in rows) for name in ("as_predicted", "counted"))
     below = [*TRAFFIC_LEGEND, ERROR_LEGEND]
+    if problem.kv_heads < problem.heads:
+        below += ["Each query head loads its own K and V: fewer K/V heads don't lower the traffic."]
     if any(row["fits"] and not row["counted"] for row in rows):
         below += PREDICTED_LEGEND
     below += [f"Rows run: {run_rows}; of which every count equals its closed form: {agree}."]

@@ -121,6 +121,12 @@ def read_stored(
     path: str, found: dict[str, Array], names: Sequence[str], dtype: str | None
 ) -> tuple[list[Array], DType]:
     """Arrays of a file, rounded to the format asked for, or else to their own."""
+    for name in names:
+        if found[name].dtype == np.dtype("V2"):
+            raise UsageError(
+                f"--input {path}: {name} may be bfloat16, which .npz files can't say; it must be "
+                "saved as float32 and read with --dtype bfloat16"
+            )
     try:
         given = {name: checks.array(name, found[name]) for name in names}
         storage = checks.storage_of(given, dtype)
@@ -151,4 +157,6 @@ def read_npz(path: str) -> dict[str, Array]:
             return {name: np.asarray(archive[name]) for name in archive.files if name in ARRAYS}
     except Exception as error:  # a broken file makes the reader raise almost anything
         reason = (isinstance(error, OSError) and error.strerror) or error
+        if "pickle" in str(reason):
+            reason = "not an archive, or arrays of Python objects"
         raise UsageError(f"--input {path}: must be a readable .npz of arrays ({reason})") from None
