@@ -1,0 +1,106 @@
+"""Who may see what: happens-before by vector clocks, for the accesses of one block.
+
+Every thread has a clock, which ticks whenever it passes on what it did: at a barrier, a
+``syncwarp``, an arrival. ``known[t, u]`` is the last tick of u of which t has heard. An access is
+stamped with its thread and that thread's tick, and comes before another thread's access only if
+that thread has heard of the stamp. Two accesses to one place, one of them a write, of which neither
+comes before the other, are a race, in whatever order they happened to run.
+
+Columns beyond the threads are asynchronous units: one for each mbarrier, whose copies a thread has
+heard of once it waited for the barrier's phase.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+GRANULE = 2  # bytes that share a stamp: the smallest element
+UNITS = 64  # asynchronous units a block may use
+NOBODY = -1
+
+
+class Clocks:
+    """What each thread of a block has heard of the others."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.known = np.zeros((threads + 1, threads + UNITS), np.int32)  # a last row for nobody
+        own = np.arange(threads)
+        self.known[own, own] = 1
+
+    def now(self, threads: np.ndarray) -> np.ndarray:
+        """The stamp of what these threads do now."""
+        return self.known[threads, threads]
+
+    def release(self, threads: np.ndarray) -> np.ndarray:
+        """All that these threads have heard or done, to pass on; what they do next is not in it."""
+        heard = self.known[threads].max(axis=0)
+        self.known[threads, threads] += 1
+        return heard
+
+    def acquire(self, threads: np.ndarray, heard: np.ndarray) -> None:
+        self.known[threads] = np.maximum(self.known[threads], heard)
+
+    def exchange(self, threads: np.ndarray) -> None:
+        """These threads meet: each hears what all have heard."""
+        self.acquire(threads, self.release(threads))
+
+
+class Shadow:
+    """The last write to each granule, and the last read since by each warp."""
+
+    def __init__(self, size: int, warps: int, clocks: Clocks) -> None:
+        granules = -(-size // GRANULE)
+        self.clocks = clocks
+        self.writer = np.full(granules, NOBODY, np.int32)
+        self.written = np.zeros(granules, np.int32)
+        self.reader = np.zeros((warps, granules), np.int32)
+        self.seen = np.zeros((warps, granules), np.int32)  # 0: no read since the write
+        self.flying = np.zeros(granules, bool)  # an asynchronous write is under way
+        self.busy = np.zeros(granules, np.int16)  # asynchronous reads that are
+
+    def read(self, warp: int, threads: np.ndarray, at: np.ndarray) -> str | None:
+        """Threads [n] read granules [n, k]; what is wrong with that."""
+        known = self.clocks.known
+        writer = self.writer[at]
+        wrong = None
+        if self.flying[at].any():
+            wrong = "in flight"
+        elif (writer == NOBODY).any():
+            wrong = "uninitialised"
+        elif (known[threads[:, None], writer] < self.written[at]).any():
+            wrong = "race"
+        self.reader[warp, at] = threads[:, None]
+        self.seen[warp, at] = self.clocks.now(threads)[:, None]
+        return wrong
+
+    def write(self, threads: np.ndarray, at: np.ndarray) -> str | None:
+        """Threads [n] write granules [n, k]."""
+        now = self.clocks.now(threads)[:, None]
+        wrong = self.may_write(threads, at)
+        self.writer[at], self.written[at], self.seen[:, at] = threads[:, None], now, 0
+        if wrong is None and (self.writer[at] != threads[:, None]).any():
+            wrong = "race"  # two lanes of one instruction
+        return wrong
+
+    def may_write(self, threads: np.ndarray, at: np.ndarray) -> str | None:
+        known = self.clocks.known
+        writer, readers = self.writer[at], self.reader[:, at]
+        if self.flying[at].any() or self.busy[at].any():
+            return "in flight"
+        unheard = (known[threads[:, None], writer] < self.written[at]) & (writer != NOBODY)
+        if unheard.any() or (known[threads[:, None], readers] < self.seen[:, at]).any():
+            return "race"
+        return None
+
+    def take_off(self, threads: np.ndarray, at: np.ndarray) -> str | None:
+        """An asynchronous write begins."""
+        wrong = self.may_write(threads, at)
+        self.flying[at] = True
+        return wrong
+
+    def land(self, threads: np.ndarray, at: np.ndarray) -> None:
+        """It is done, and its threads know."""
+        self.flying[at] = False
+        self.writer[at], self.seen[:, at] = threads[:, None], 0
+        self.written[at] = self.clocks.now(threads)[:, None]

@@ -1,0 +1,197 @@
+"""Attention on tensor cores, sm_80 and up: float16, bfloat16, and float32 by split TF32.
+
+The loop order is ``q_outer`` (FlashAttention-2, arXiv 2307.08691, Algorithm 1): a block keeps a
+tile of Br queries while tiles of Bc keys and values stream past it, the next one on its way while
+one is used. A warp owns MT row tiles of 16 queries, and needs the other warps for the loads only.
+
+=========  =============================  ================================  =====================
+buffer     where                          layout                            written by; read by
+=========  =============================  ================================  =====================
+Q          shared [Br, W]                 rows of 16-byte chunks, swizzled  fetch_Q; scores
+K          shared 2 stages x [Bc, D]      the same                          fetch_K; scores
+V          shared 2 stages x [Bc, E]      the same                          fetch_V; accumulate
+S, P       registers [MT, Bc / 8, 4]      mma's C: a pair of columns of     scores, hide, weigh;
+                                          rows g and g + 8                  accumulate
+O (acc)    registers [MT, E / 8, 4]       the same                          accumulate; store
+m, l       registers [MT, 2]              rows g and g + 8                  weigh, add_sums; store
+O (out)    Q's rows of the same warp,     as Q                              store; store
+           16-bit types only
+=========  =============================  ================================  =====================
+
+D and E are the widths rounded up to whole matrices, W the larger; columns past d and e exist in
+shared memory only, as zeros. m is in base 2: P = 2**(S c - m) with c = scale log2(e).
+
+A hidden key's V meets weight 0 in the product, which is not enough if it is infinite or NaN, and
+infinities do not survive splitting into TF32: a warp that ends with such a value in a sum computes
+its rows again, ``exactly``, key by key. Then it reads more than the closed form says.
+
+Tensors are addresses with strides (batch, head, row) in elements; every row is aligned to 16 bytes.
+Row r sees the keys r + s - n - left .. r + s - n + right: causal is right = 0, unlimited is n + s.
+Each query head loads its own K and V, even where heads share them.
+
+A barrier's comment names what it orders: "write-read", what was written before it is read after it;
+"read-write", what was read before it may be overwritten after it. Read ``mma_layout.py`` for the
+tiles, ``mma_tiles.py`` for the words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._cuda import cuda, device, types
+from .mma_layout import CHUNK_BYTES, MmaLayout
+from .mma_tiles import LOG2E, words
+from .ptx import (
+    anew,
+    ballot,
+    cp_async_commit,
+    cp_async_wait_0,
+    fmul,
+    i32,
+    shared_address,
+    u32,
+    u64,
+    unroll_loops,
+)
+
+ZERO, ONE = np.float32(0), np.float32(1)
+SMALLEST = np.float32(2.0**-126)  # below it float32 products are flushed to 0
+
+
+def flash_mma(layout: MmaLayout, dtype: str):
+    """The kernel of this shape. Grid: batch x heads x row tiles, in one dimension."""
+    w = words(layout, dtype)
+    fetch_Q, fetch_K, fetch_V = w.fetch_Q, w.fetch_K, w.fetch_V
+    start_Q, start_K, start_V = w.start_Q, w.start_K, w.start_V
+    reset, scores, scale_first, hide, weigh = w.reset, w.scores, w.scale_first, w.hide, w.weigh
+    accumulate, add_sums, strange, exactly = w.accumulate, w.add_sums, w.strange, w.exactly
+    store, store_L = w.store, w.store_L
+    Br, Bc, MT, ROWS = layout.block_q, layout.block_k, layout.row_tiles, 16 * layout.row_tiles
+    NT, ET, E32 = Bc // 8, layout.e // 8, -(-layout.e // 32)
+    ITEM, A_REGISTERS = layout.itemsize, 4 if layout.itemsize == 2 else 8
+    K0, V0 = layout.Q_bytes, layout.Q_bytes + layout.K_bytes
+    STAGE = layout.K_bytes + layout.V_bytes
+    Q_PITCH = CHUNK_BYTES * layout.Q_swizzle.chunks
+
+    @device
+    def at_row(address, strides, batch, head, row):
+        return address + u64((batch * strides[0] + head * strides[1] + row * strides[2]) * ITEM)
+
+    def flash_mma_kernel(
+        q, k, v, O, L, q_strides, k_strides, v_strides, O_strides,
+        n, s, d, e, heads, group, left, right, scale, want_L,
+    ):  # fmt: skip
+        smem = cuda.shared.array(0, types.uint8)
+        S = cuda.local.array((MT, NT, 4), types.float32)
+        acc = cuda.local.array((MT, ET, 4), types.float32)
+        A = cuda.local.array((MT, A_REGISTERS), types.uint32)  # mma's left operand
+        m = cuda.local.array((MT, 2), types.float32)
+        l = cuda.local.array((MT, 2), types.float32)
+        base = shared_address(smem)
+        tid = i32(cuda.threadIdx.x)
+        row0, lane = i32((tid >> 5) * ROWS), i32(tid & 31)  # the warp's first row of the tile
+
+        # Registers are what limits this kernel: 32 bits wherever they are enough, and ``anew``
+        # where the compiler would keep what it can have again at no cost.
+        n, s, d, e = i32(n), i32(s), i32(d), i32(e)
+        Tr = i32((n + Br - 1) // Br)
+        program = i32(cuda.blockIdx.x)
+        bh = i32(program // Tr)  # batch and head as one
+        batch, head = i32(bh // heads), i32(bh % heads)
+        i0 = i32((Tr - 1 - program % Tr) * Br)  # the last row tile, the longest one, first
+        rows = i32(min(Br, n - i0))
+        see_from = i32(anew(u32(i0 + s - n - left)))  # row r of the tile sees the keys
+        see_to = i32(anew(u32(i0 + s - n + right)))  # see_from + r .. see_to + r
+        j0 = i32(anew(u32(max(0, see_from) // Bc * Bc)))
+        end = i32(anew(u32(min(s, see_to + rows))))
+
+        q_row, k_row, v_row = (  # in bytes
+            u64(q_strides[2] * ITEM), u64(k_strides[2] * ITEM), u64(v_strides[2] * ITEM),
+        )  # fmt: skip
+        Q_from = at_row(q, q_strides, batch, head, i0) + start_Q(q_row, tid)
+        K_from = at_row(k, k_strides, batch, head // group, j0) + start_K(k_row, tid)
+        V_from = at_row(v, v_strides, batch, head // group, j0) + start_V(v_row, tid)
+        fetch_Q(base, Q_from, q_row, rows, d, tid)
+        if j0 < end:
+            keys = i32(min(Bc, s - j0))
+            fetch_K(u32(base + K0), K_from, k_row, keys, d, tid)
+            fetch_V(u32(base + V0), V_from, v_row, keys, e, tid)
+        cp_async_commit()
+        reset(m, l, acc)
+
+        c = fmul(scale, LOG2E)  # P = 2**(S c - m)
+        factor = c if c >= SMALLEST else ONE  # else scores are scaled before they are hidden
+        stage = u32(0)
+        while j0 < end:
+            cp_async_wait_0()
+            cuda.syncthreads()  # write-read: this tile's K and V, at first Q. read-write: the other
+            #                     stage, whose tile has been used by every warp
+            following = i32(j0 + Bc)
+            if following < end:
+                tid = i32(anew(u32(cuda.threadIdx.x)))
+                K_from += u64(Bc) * k_row
+                V_from += u64(Bc) * v_row
+                keys = i32(min(Bc, s - following))
+                other = u32(base + (STAGE - stage))
+                fetch_K(u32(other + K0), K_from, k_row, keys, d, tid)
+                fetch_V(u32(other + V0), V_from, v_row, keys, e, tid)
+            cp_async_commit()
+
+            keys = i32(min(Bc, s - j0))
+            first, last = i32(see_from - j0), i32(see_to - j0)  # counted from the tile's first key
+            thread = i32(anew(u32(tid)))
+            row0, lane = i32((thread >> 5) * ROWS), i32(thread & 31)
+            scores(S, A, u32(base + row0 * Q_PITCH), u32(base + K0 + stage), lane)
+            if factor == ONE:
+                scale_first(S, scale)
+            if keys < Bc or first + row0 + ROWS - 1 > 0 or last + row0 < Bc - 1:
+                hide(S, first, last, keys, i32(row0 + (lane >> 2)), i32((lane & 3) * 2))
+            weigh(m, l, acc, S, factor)
+            accumulate(acc, A, S, u32(base + V0 + stage), i32(anew(u32(lane))))
+            stage = u32(STAGE - stage)
+            j0 = following
+
+        cp_async_wait_0()
+        cuda.syncthreads()  # read-write: Q, whose place O takes. write-write, if no tile was seen
+
+        row0, lane = i32((tid >> 5) * ROWS), i32(tid & 31)
+        program = i32(anew(u32(cuda.blockIdx.x)))
+        bh = i32(program // Tr)
+        batch, head = i32(bh // heads), i32(bh % heads)
+        i0 = i32((Tr - 1 - program % Tr) * Br)
+        rows = i32(min(Br, n - i0))
+        O_row = u64(O_strides[2] * ITEM)
+        O = at_row(O, O_strides, batch, head, i0)
+        L += (u64(bh) * u64(n) + u64(i0)) * u64(4)
+
+        add_sums(l)
+        mark = strange(acc, l)
+        if ballot(u32(0) if mark == ZERO else u32(1)) == 0:
+            store(O, O_row, acc, l, base, row0, rows, e, lane)
+            if want_L != 0:
+                store_L(L, m, l, i32(row0 + (lane >> 2)), rows, i32(lane & 3))
+        else:
+            y = cuda.local.array(E32, types.float32)
+            q_row = u64(q_strides[2] * ITEM)
+            k_row, v_row = u64(k_strides[2] * ITEM), u64(v_strides[2] * ITEM)
+            q = at_row(q, q_strides, batch, head, i0)
+            k = at_row(k, k_strides, batch, head // group, 0)
+            v = at_row(v, v_strides, batch, head // group, 0)
+            see_from, see_to = i32(i0 + s - n - left), i32(i0 + s - n + right)
+            for r in range(row0, min(rows, row0 + ROWS)):
+                exactly(
+                    q + u64(r) * q_row, k, v, O + u64(r) * O_row, L + u64(r) * u64(4),
+                    k_row, v_row, d, e, max(0, see_from + r), min(s, see_to + r + 1), scale,
+                    want_L, y,
+                )  # fmt: skip
+        unroll_loops()
+
+    return flash_mma_kernel
+
+
+def signature():
+    """The kernel's argument types for Numba: addresses, four triples of strides, numbers."""
+    strides = types.UniTuple(types.int64, 3)
+    return types.void(
+        *[types.uint64] * 5, *[strides] * 4, *[types.int64] * 8, types.float32, types.int64
+    )
