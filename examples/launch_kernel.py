@@ -8,6 +8,7 @@ Without a GPU, small, under Numba's simulator:
 """
 
 import os
+import sys
 
 import numpy as np
 
@@ -40,9 +41,12 @@ def main() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((HEADS, N, D), dtype=np.float32) for _ in range(3))
     right, _ = exact.attention(q, k, v)
+    outs = {
+        variant: kernels.flash_attention(q, k, v, variant=variant, block_q=BLOCK, block_k=BLOCK)
+        for variant in ("q_outer", "kv_outer")
+    }
     print(f"{HEADS} heads, {N} queries and keys, width {D}, tiles of {BLOCK} x {BLOCK}, float32")
-    for variant in ("q_outer", "kv_outer"):
-        out = kernels.flash_attention(q, k, v, variant=variant, block_q=BLOCK, block_k=BLOCK)
+    for variant, out in outs.items():
         predicted = simattn.predict(
             variant, heads=HEADS, n=N, d=D, block_q=BLOCK, block_k=BLOCK
         ).traffic
@@ -54,4 +58,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ImportError, RuntimeError) as error:  # no Numba, or no GPU
+        print(f"launch_kernel: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -211,8 +211,8 @@ def attention_backward(
     (*batch, heads, n, d), (s, e) = Q.shape, V.shape[-2:]
     factor = 1 / math.sqrt(d) if scale is None else checks.finite("scale", scale)
     left, right = checks.window(window_size)
-    Br = min(checks.whole("block_q", block_q) or 1, max(n, 1))
-    Bc = min(checks.whole("block_k", block_k) or 1, max(s, 1))
+    Br = min(checks.whole("block_q", block_q), max(n, 1))
+    Bc = min(checks.whole("block_k", block_k), max(s, 1))
     grid = TileGrid(n, s, Br, Bc, (left, 0 if is_causal else right))
     forward, backward = Ledger(), Ledger()
     dQ, dK, dV = (np.empty_like(x) for x in (Q, K, V))

@@ -61,19 +61,30 @@ def with_heads(Q: Array, K: Array, V: Array) -> tuple[Array, Array, Array]:
     return Q, K, V
 
 
-def whole(name: str, value: Any, least: int = 1) -> int | None:
-    if value is None:
-        return None
+def whole(name: str, value: Any, least: int = 1) -> int:
+    """A Python integer, whatever kind of integer it was: NumPy's would overflow."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} {value!r}: must be a whole number, at least {least}")
     return int(value)
 
 
+def optional_whole(name: str, value: Any) -> int | None:
+    return None if value is None else whole(name, value)
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} {value!r}: must be True or False")
+    return bool(value)
+
+
 def finite(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ValueError(f"{name} {value!r}: must be a finite number")
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{name} {value!r}: must be a finite number")
     return number

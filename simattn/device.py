@@ -104,10 +104,10 @@ DEVICES: dict[str, Device] = {
         f"3.35 TB/s; the clock is the peak's); {HOPPER_L2}; {GUIDE}",
     ),
     "h200": _nvidia(
-        "H200 SXM 141 GB", sms=132, clock_hz=HOPPER_CLOCK_HZ, sram_kib=227, l2_mb=50, dram=4.8e12,
+        "H200 SXM 141 GB", sms=132, clock_hz=HOPPER_CLOCK_HZ, sram_kib=227, l2_mb=60, dram=4.8e12,
         tensor16=989.4e12, fp32=66.9e12, fp64=66.9e12,
-        source="NVIDIA H200 data sheet (4.8 TB/s); the rest as H100, whose chip it is; "
-        f"{HOPPER_L2}; {GUIDE}",
+        source="NVIDIA H200 data sheet (4.8 TB/s); L2 size as its driver reports it; the rest as "
+        f"H100, whose chip it is; {HOPPER_L2}; {GUIDE}",
     ),
     "classroom": Device(
         name="classroom", sms=1, sram_bytes=4096, l2_bytes=65536, dram_bytes_per_s=1e9,
@@ -170,7 +170,7 @@ def _from_file(path: str) -> Device:
 def _rate(path: str, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"device {path}: {key} {value!r} must be a number above 0")
-    if not 0 < value < float("inf"):
+    if not 0 < value < 1e300:  # an integer too large for a float is not finite either
         raise ValueError(f"device {path}: {key} {value!r} must be a number above 0")
     return float(value)
 

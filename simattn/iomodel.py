@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from simattn.checks import flag, whole, window
 from simattn.counts import Counts, Flops, SRAMTraffic, Traffic
 from simattn.dtypes import DTYPES
 from simattn.tilesums import Grid, TileSums, visited_sizes
@@ -486,27 +487,23 @@ def predict(
     >>> 2 * 1024 * 64 + 2 * 1024 * 64 * 16  # 2Nd + 2Nd Tr
     2228224
     """
-    n_k, dv = n if n_k is None else n_k, d if dv is None else dv
-    if variant not in FORMS:
+    if not isinstance(variant, str) or variant not in FORMS:
         raise ValueError(f"variant {variant!r}: must be one of {', '.join(FORMS)}")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
-    for name, value, least in (
-        ("n", n, 0), ("n_k", n_k, 0), ("d", d, 1), ("dv", dv, 1), ("heads", heads, 0),
-        ("batch", batch, 0), ("block_q", block_q, 1), ("block_k", block_k, 1),
-    ):  # fmt: skip
-        if value < least:
-            raise ValueError(f"{name} {value}: must be at least {least}")
-    if splits is not None and splits < 1:
-        raise ValueError(f"splits {splits}: must be at least 1")
-    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+    n, d, heads = whole("n", n, 0), whole("d", d), whole("heads", heads, 0)
+    n_k, dv = whole("n_k", n if n_k is None else n_k, 0), whole("dv", d if dv is None else dv)
+    batch = whole("batch", batch, 0)
+    block_q, block_k = whole("block_q", block_q), whole("block_k", block_k)
+    splits = whole("splits", 4 if splits is None else splits)
+    kv_heads = whole("kv_heads", heads if kv_heads is None else kv_heads, 0)
+    if (heads % kv_heads) if kv_heads else heads:
         raise ValueError(f"kv_heads {kv_heads}: must divide heads {heads}")
-    if min(window_size) < -1:
-        raise ValueError(f"window_size {window_size}: must be two whole numbers, each at least -1")
-    left, right = window_size
+    is_causal, return_lse = flag("is_causal", is_causal), flag("return_lse", return_lse)
+    left, right = window(window_size)
     block_k = min(block_k, max(n_k, 1))
     grid = Grid(n, n_k, min(block_q, max(n, 1)), block_k, left, 0 if is_causal else right)
-    parts = max(1, min(4 if splits is None else splits, -(-n_k // block_k)))
+    parts = max(1, min(splits, -(-n_k // block_k)))
     w, a = DTYPES[dtype].width_bytes, DTYPES[dtype].accumulator.width_bytes
     bill = Bill(w, a)
     shape = Shape(grid, d, dv, w, a, return_lse, parts)
@@ -525,6 +522,10 @@ def predict_softmax(
     """
     if algorithm not in SOFTMAX_FORMS:
         raise ValueError(f"algorithm {algorithm!r}: must be one of {', '.join(SOFTMAX_FORMS)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
+    rows, columns = whole("rows", rows, 0), whole("columns", columns, 0)
+    block_q, block_k = whole("block_q", block_q), whole("block_k", block_k)
     w, a = DTYPES[dtype].width_bytes, DTYPES[dtype].accumulator.width_bytes
     grid = Grid(rows, columns, min(block_q, max(rows, 1)), min(block_k, max(columns, 1)), -1, -1)
     bill, shape = Bill(w, a), Shape(grid, 1, 1, w, a, lse=False, splits=1)

@@ -18,6 +18,7 @@ Read next: ``softmax.py`` for the recurrence, ``variants.py`` for the loop nests
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -73,19 +74,19 @@ def _by_tensor(moved: Counter[tuple[str, int]], *, bytes_each: bool) -> dict[str
 class Region:
     """A tensor in HBM, or part of one: something to load from or store to, and nothing else."""
 
-    __slots__ = ("_array", "dtype", "name")
+    __slots__ = ("_data", "dtype", "name")
     __array_ufunc__ = None
     __iter__ = None
 
     def __init__(self, array: Array, dtype: DType, name: str) -> None:
-        self._array, self.dtype, self.name = array, dtype, name
+        self._data, self.dtype, self.name = array, dtype, name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+        return self._data.shape
 
     def __getitem__(self, index: Index) -> Region:
-        return Region(self._array[index], self.dtype, self.name)
+        return Region(self._data[index], self.dtype, self.name)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(f"{self.name} lies in HBM: load it into SRAM to compute with it")
@@ -182,7 +183,11 @@ class Tile:
         return new._count(new.size, self, other)
 
     def scale(self, factor: float) -> Tile:
-        self._array *= factor
+        if factor == 0 or self._sram.least <= abs(factor) <= -self._sram.lowest:
+            self._array *= factor
+        else:  # beyond the range of the arithmetic, which the product may well be within
+            mantissa, exponent = math.frexp(factor)
+            self._array[...] = np.ldexp(self._array * mantissa, exponent)
         return self._overwritten(self.size, self)
 
     def hide(self, visible: NDArray[np.bool_] | None) -> Tile:
@@ -278,11 +283,12 @@ class SRAM:
         self.ledger = Ledger() if ledger is None else ledger
         self.live_bytes = 0
         self.wide_bytes = self.accumulator.width_bytes
-        self.lowest = np.finfo(self.accumulator.holder).min
+        limits = np.finfo(self.accumulator.holder)
+        self.lowest, self.least = limits.min, limits.smallest_normal
         self._live: set[Tile] = set()
 
     def load(self, region: Region) -> Tile:
-        array = region._array.astype(self.accumulator.holder)
+        array = region._data.astype(self.accumulator.holder)
         width = region.dtype.width_bytes
         tile = self._admit(self.tile(self, array, width, region.name))
         self.ledger.reads[region.name, width] += array.size
@@ -294,7 +300,7 @@ class SRAM:
             raise ValueError(
                 f"store of tile {tile.name} {tile.shape} to {region.name} {region.shape}"
             )
-        region._array[...] = region.dtype.round(tile._array)
+        region._data[...] = region.dtype.round(tile._array)
         ledger = self.ledger
         ledger.writes[region.name, region.dtype.width_bytes] += tile.size
         ledger.sram_reads += tile.size

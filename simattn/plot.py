@@ -128,6 +128,8 @@ def traffic_n(sram_bytes: int, *, d: int = 64, dtype: str = "float16", **shape: 
     sizes = [256 << i for i in range(9)]
     names = ("standard_online", "kv_outer", "q_outer")
     found = traffic_by_rows(sizes, names, sram_bytes, d=d, dtype=dtype, **shape)
+    if not any(value for values in found.values() for value in values):
+        raise ValueError(f"sram {sram_bytes}: no variant has tiles that fit")
     width = DTYPES[dtype].width_bytes
     fig, axes = figure(6.6, 4.2)
     for name in names:

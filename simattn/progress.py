@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+import simattn
+
 Row = dict[str, Any]
 
 
@@ -82,25 +84,39 @@ def sweep(
 def _read(path: str, what: Mapping[str, Any]) -> dict[str, list[Row]]:
     try:
         with open(path, encoding="utf-8") as file:
-            lines = file.read().split("\n")
+            text = file.read()
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ResumeError(f"--resume {path}: must be readable ({reason})") from None
-    if not lines[0]:
+    if not text:
         return {}
+    header, *lines = text.split("\n")
+    if not header.startswith('{"sweep"'):
+        raise ResumeError(f"--resume {path}: must be a file that a sweep wrote")
+    if lines and _parsed(header) != _parsed(_header(what)):
+        raise ResumeError(f"--resume {path}: is of another sweep, or of another version")
     known: dict[str, list[Row]] = {}
+    for line in lines:
+        entry = _parsed(line)
+        rows = entry.get("rows") if isinstance(entry, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and row for row in rows):
+            break  # a last line cut short is done again
+        known[str(entry.get("point"))] = rows
+    return known
+
+
+def _header(what: Mapping[str, Any]) -> str:
+    return json.dumps({"sweep": dict(what), "version": simattn.__version__})
+
+
+def _parsed(line: str) -> Any:
+    """The value of a line of JSON; None where it is none."""
     try:
-        if json.loads(lines[0]) != {"sweep": json.loads(json.dumps(dict(what)))}:
-            raise ResumeError(f"--resume {path}: is of another sweep")
-        for line in lines[1:]:
-            entry = json.loads(line)
-            known[entry["point"]] = entry["rows"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        if not known and not lines[0].startswith('{"sweep"'):
-            raise ResumeError(f"--resume {path}: must be a file that a sweep wrote") from None
-    return known  # a last line cut short is done again
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _open(path: str, what: Mapping[str, Any], known: bool) -> IO[str]:
@@ -111,7 +127,7 @@ def _open(path: str, what: Mapping[str, Any], known: bool) -> IO[str]:
             file.seek(whole)
             file.truncate()
         else:
-            file.write(json.dumps({"sweep": dict(what)}) + "\n")
+            file.write(_header(what) + "\n")
     except OSError as error:
         raise ResumeError(f"--resume {path}: must be writable ({error.strerror})") from None
     return file

@@ -143,21 +143,24 @@ def attention(
     storage = checks.storage_of(given, dtype)
     Q, K, V = checks.with_heads(*(checks.stored(x, storage) for x in given.values()))
     (*batch, heads, n, d), (s, e) = Q.shape, V.shape[-2:]
-    if variant not in VARIANTS:
+    if not isinstance(variant, str) or variant not in VARIANTS:
         raise ValueError(f"variant {variant!r}: must be one of {', '.join(VARIANTS)}")
-    if not isinstance(is_causal, (bool, np.bool_)):
-        raise ValueError(f"is_causal {is_causal!r}: must be True or False")
-    if softcap != 0:
+    is_causal = checks.flag("is_causal", is_causal)
+    return_lse = checks.flag("return_lse", return_lse)
+    if checks.finite("softcap", softcap) != 0:
         raise ValueError(f"softcap {softcap!r}: not available yet, only 0 is taken")
     factor = 1 / math.sqrt(d) if scale is None else checks.finite("scale", scale)
     left, right = checks.window(window_size)
-    sram_bytes = checks.whole("sram_bytes", sram_bytes)
+    sram_bytes = checks.optional_whole("sram_bytes", sram_bytes)
     shape: dict[str, Any] = {
         "n": n, "n_k": s, "d": d, "dv": e, "heads": heads, "batch": math.prod(batch),
-        "splits": checks.whole("splits", splits), "is_causal": is_causal,
+        "splits": checks.optional_whole("splits", splits), "is_causal": is_causal,
         "window_size": (left, right), "dtype": storage.name, "return_lse": return_lse,
     }  # fmt: skip
-    block_q, block_k = checks.whole("block_q", block_q), checks.whole("block_k", block_k)
+    block_q, block_k = (
+        checks.optional_whole("block_q", block_q),
+        checks.optional_whole("block_k", block_k),
+    )
     block_q, block_k = choose_blocks(variant, block_q, block_k, sram_bytes, **shape)
     predicted = iomodel.predict(variant, block_q=block_q, block_k=block_k, **shape)
     if sram_bytes is not None and predicted.peak_sram_bytes > sram_bytes:
@@ -222,12 +225,12 @@ def row_softmax(
     if X.ndim != 2:
         raise ValueError(f"x {X.shape}: must have two dimensions, (rows, columns)")
     rows, columns = X.shape
-    Br = min(checks.whole("block_q", block_q) or 1, max(rows, 1))
-    Bc = min(checks.whole("block_k", block_k) or 1, max(columns, 1))
+    Br = min(checks.whole("block_q", block_q), max(rows, 1))
+    Bc = min(checks.whole("block_k", block_k), max(columns, 1))
     predicted = iomodel.predict_softmax(
         algorithm, rows=rows, columns=columns, block_q=Br, block_k=Bc, dtype=storage.name
     )
-    hbm, sram = HBM(), SRAM(storage, checks.whole("sram_bytes", sram_bytes))
+    hbm, sram = HBM(), SRAM(storage, checks.optional_whole("sram_bytes", sram_bytes))
     if sram.capacity_bytes is not None and predicted.peak_sram_bytes > sram.capacity_bytes:
         raise SRAMCapacityError(
             f"sram_bytes {sram_bytes}: softmax {algorithm} with tiles of {Br} x {Bc} needs at "

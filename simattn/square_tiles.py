@@ -103,7 +103,7 @@ def attention_square(
         raise ValueError(f"q {given['q'].shape}: must have two dimensions, (rows, width)")
     (Q,), (K,), (V,) = checks.with_heads(*(checks.stored(x, storage) for x in given.values()))
     (n, d), (s, e) = Q.shape, V.shape
-    t = checks.whole("block", block) or 1
+    t = checks.whole("block", block)
     left, right = checks.window(window_size)
     grid = TileGrid(n, s, min(t, max(n, 1)), min(t, max(s, 1)), (left, 0 if is_causal else right))
     hbm, sram = HBM(), SRAM(storage, sram_bytes)

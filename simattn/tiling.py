@@ -8,8 +8,8 @@ of ``q_outer`` doesn't depend on block_k, so that one row would do.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,30 +104,46 @@ def best(
         raise ValueError(f"granule {granule}: must be at least 1")
     s = n if shape.get("n_k") is None else shape["n_k"]
     left, right = shape.get("window_size", (-1, -1))
-    masked = bool(shape.get("is_causal")) or (left, right) != (-1, -1)
+    right = 0 if shape.get("is_causal") else right
+    masked = (left, right) != (-1, -1)
     budget = float("inf") if sram_bytes is None else sram_bytes
     row_sizes, key_sizes = _sizes(block_q, granule, n), _sizes(block_k, granule, s)
     small: dict[str, Any] = {"n": 2, "n_k": 2, "d": 1, "block_k": 2}
     one, two = (predict(variant, block_q=Br, **small).traffic.total_elems for Br in (1, 2))
     keys_stream = one > two  # past each query tile
-    outer, inner = (row_sizes, key_sizes) if keys_stream else (key_sizes, row_sizes)
+    inner = key_sizes if keys_stream else row_sizes
 
     def counts(x: int, y: int, **changes: Any) -> Counts:
         """Of a tile of ``x`` rows on the side that stays, ``y`` on the side that streams."""
         Br, Bc = (x, y) if keys_stream else (y, x)
         return predict(variant, n=n, d=d, block_q=Br, block_k=Bc, **{**shape, **changes})
 
-    def fitting(sizes: range, tile: Callable[[int], tuple[int, int]]) -> Sequence[int]:
-        def fits(size: int) -> bool:
-            return counts(*tile(size)).peak_sram_bytes <= budget
+    def fits(Br: int, Bc: int, **changes: Any) -> bool:
+        at = {"block_q": Br, "block_k": Bc, "n": n, "d": d, **shape, **changes}
+        return predict(variant, **at).peak_sram_bytes <= budget
 
-        # Larger tiles need more, if a pair is visible in the first tile, which is a full one.
-        if not masked or n == s or (n < s and left < 0):
-            return sizes[: bisect_left(sizes, True, key=lambda size: not fits(size))]
-        return [size for size in sizes if fits(size)]
+    # Larger tiles need more, as long as the full tiles among them hold a visible pair. With no more
+    # rows than these they do: the first key that anybody sees is followed by a whole tile of keys.
+    first_seen = 0 if left < 0 else max(0, s - n - left)
+    seen_keys = s - first_seen if masked else max(s, 1)
+    seen_rows = s + right - first_seen if masked and right >= 0 else max(n, 1)
 
-    xs = fitting(outer, lambda x: (x, inner[0]))
-    widest = max(fitting(inner, lambda y: (xs[0], y)), default=1) if xs else 1
+    def rows_that_fit(Bc: int) -> list[int]:
+        sure = _up_to(row_sizes, seen_rows) if Bc <= seen_keys or not masked else row_sizes[:0]
+        rest = row_sizes[len(sure) :]  # these need at least what they need without keys
+        rest = _first(rest, lambda Br: fits(Br, 1, n_k=0))
+        return [*_first(sure, lambda Br: fits(Br, Bc)), *(Br for Br in rest if fits(Br, Bc))]
+
+    def keys_that_fit(Br: int) -> list[int]:
+        sure = _up_to(key_sizes, seen_keys) if Br <= seen_rows or not masked else key_sizes[:0]
+        rest = key_sizes[len(sure) :]
+        return [*_first(sure, lambda Bc: fits(Br, Bc)), *(Bc for Bc in rest if fits(Br, Bc))]
+
+    xs_that_fit, ys_that_fit = (
+        (rows_that_fit, keys_that_fit) if keys_stream else (keys_that_fit, rows_that_fit)
+    )
+    xs = xs_that_fit(inner[0])
+    widest = max(ys_that_fit(xs[0]), default=1) if xs else 1
     fewest_parts = max(1, min(shape.get("splits") or 4, -(-s // widest)))
     found: tuple[tuple[int, int, int], Tiles] | None = None
     for x in reversed(xs):
@@ -136,7 +152,7 @@ def best(
             if masked:
                 continue
             break  # without a mask, smaller tiles never move less
-        for y in reversed(fitting(inner, lambda y: (x, y))):  # noqa: B023
+        for y in reversed(ys_that_fit(x)):
             Br, Bc = (min(x, n), min(y, s)) if keys_stream else (min(y, n), min(x, s))
             Br, Bc = max(Br, 1), max(Bc, 1)
             here = counts(x, y)
@@ -146,6 +162,16 @@ def best(
             if not masked:
                 break  # nor do smaller ones here
     return found[1] if found else None
+
+
+def _up_to(sizes: range, limit: int) -> range:
+    """Those that stand for at most ``limit`` rows, all of the last one's."""
+    return sizes[: bisect_right(sizes, limit)]
+
+
+def _first(sizes: range, fits: Callable[[int], bool]) -> range:
+    """The sizes before the first that does not fit, where none after it does."""
+    return sizes[: bisect_left(sizes, True, key=lambda size: not fits(size))]
 
 
 def _sizes(chosen: int | None, granule: int, length: int) -> range:

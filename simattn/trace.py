@@ -195,9 +195,9 @@ class RecordingSRAM(SRAM):
 
     def place_of(self, region: Region) -> Place:
         """Where a region lies in its tensor, by its address."""
-        part = region._array
+        part = region._data
         for base in vars(self.hbm).values():
-            whole = base._array
+            whole = base._data
             if base.name != region.name or not np.may_share_memory(part, whole) or not part.size:
                 continue
             offset = part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]

@@ -34,6 +34,10 @@ INTEGERS = (
     "matmul_flops", "nonmatmul_flops", "exp_count",
 )  # fmt: skip
 SMALL = ("--n", "8", "--d", "4")
+NOT_PREDICTED = (
+    "as_predicted", "differences", "max_abs_error", "tolerance", "max_abs_lse_error",
+    "lse_tolerance",
+)  # fmt: skip
 
 
 def call(*argv: str) -> tuple[int, str, str]:
@@ -314,6 +318,12 @@ def test_rows_that_were_only_predicted_are_marked():
     assert "Rows run: 1; of which every count equals its closed form: 1." in out
 
 
+def test_a_file_without_query_heads(npz):
+    x = np.zeros((0, 4, 3), np.float32)
+    rows = rows_of("--input", npz(q=x, k=x, v=x), "--variant", "q_outer")
+    assert all(row["counted"] and row["hbm_read_elems"] == 0 for row in rows)
+
+
 # Exit code 1
 
 
@@ -571,8 +581,7 @@ def test_predict_has_the_fields_of_compare_with_the_counted_ones_null(argv):
         for name, value in row.items():
             if name == "counted":
                 assert value is False
-            elif name in COUNTS or name in ("as_predicted", "differences", "max_abs_error", "tolerance",
-                                                "max_abs_lse_error", "lse_tolerance"):  # fmt: skip
+            elif name in (*COUNTS, *NOT_PREDICTED):
                 assert value is None
             else:
                 assert value == counted[name]
@@ -839,7 +848,9 @@ def test_as_a_process():
 
 def test_interrupted():
     program = (
-        "import sys; from simattn.cli import main; print('ready', flush=True); "
+        "import signal, sys; from simattn.cli import main; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a shell may have it ignored
+        "print('ready', flush=True); "
         "sys.exit(main(['--n', '500', '--variant', 'kv_outer']))"  # some 20 seconds, untiled
     )
     with start("-c", program, python=(sys.executable,)) as process:

@@ -115,6 +115,7 @@ def test_a_sweep_interrupted_by_a_signal_prints_what_it_has(tmp_path: Path) -> N
     script = (
         "import os, signal, sys\n"
         "from simattn import cli, figures\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "figures.ITEMS['ring'] = lambda: os.kill(os.getpid(), signal.SIGINT) or []\n"
         "sys.exit(cli.main(['figures', '--only', 'fa1.table21', '--only', 'ring']))\n"
     )
@@ -264,3 +265,11 @@ def test_trace_wrong_input(call, tmp_path: Path) -> None:
     refused(call("trace", "--player", page, "--device", "v100"), "device 'v100'")
     assert not page.exists()
     assert trace.PLAYER_LIMIT == 20_000
+
+
+def test_files_and_budgets_that_cannot_be(call, tmp_path: Path) -> None:
+    path = str(tmp_path / "x")
+    refused(call("trace", "--player", path, "--chrome", path), "must not be the file of --chrome")
+    refused(call("plot", "traffic-n", "--sram", "10", "--out", f"{path}.png"), "no variant has")
+    refused(call("plot", "roofline", "--device", "classroom", "--out", f"{path}.png"), "no variant")
+    assert not list(tmp_path.iterdir())

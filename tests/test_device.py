@@ -114,6 +114,7 @@ def test_a_device_of_ones_own(tmp_path: Path) -> None:
         (("sms = 2", "sms = 2.5"), "sms 2.5 must be a whole number"),
         (("sms = 2", "sms = 0"), "sms 0 must be a whole number"),
         (("exp_per_s = 1e9", "exp_per_s = -1"), "exp_per_s -1 must be a number above 0"),
+        (("exp_per_s = 1e9", f"exp_per_s = 1{'0' * 400}"), "must be a number above 0"),
         (("exp_per_s = 1e9", "exp_per_s = inf"), "exp_per_s inf must be a number above 0"),
         (("exp_per_s = 1e9", "exp_per_s = true"), "exp_per_s True must be a number above 0"),
         (("exp_per_s = 1e9", "exps = 3\nexp_per_s = 1e9"), "exps is not a field"),

@@ -140,6 +140,23 @@ def test_ten_million_rows_take_milliseconds(variant: str) -> None:
     assert min(ask(2**48) for _ in range(5)) < 0.005
 
 
+def test_numpy_integers_do_not_overflow() -> None:
+    n, d, heads = np.int32(4096), np.int32(64), np.int32(64)
+    counts = predict("q_outer", n=n, d=d, heads=heads, block_q=np.int8(64), block_k=np.int64(64))
+    assert counts.flops.matmul == 64 * 4 * 4096**2 * 64
+    assert type(counts.flops.matmul) is type(counts.traffic.reads["K"]) is int
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rows": -3}, {"block_q": 0}, {"dtype": "zz"}, {"columns": 1.5}, {"algorithm": "x"}]
+)
+def test_bad_softmax_shapes(wrong: dict) -> None:
+    good = {"algorithm": "online", "rows": 4, "columns": 4}
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} .*: must be"):
+        simattn.predict_softmax(**(good | wrong))
+
+
 def test_totals_multiply_by_batch_and_query_heads() -> None:
     one = predict("kv_outer", n=50, d=8, block_q=16, block_k=8)
     many = predict("kv_outer", n=50, d=8, block_q=16, block_k=8, heads=6, kv_heads=2, batch=5)
@@ -150,7 +167,7 @@ def test_totals_multiply_by_batch_and_query_heads() -> None:
 
 def test_closed_forms_import_nothing_of_the_simulator() -> None:
     for module, allowed in (
-        (iomodel, {"simattn.counts", "simattn.dtypes", "simattn.tilesums"}),
+        (iomodel, {"simattn.checks", "simattn.counts", "simattn.dtypes", "simattn.tilesums"}),
         (tilesums, set()),
     ):
         tree = ast.parse(inspect.getsource(module))
@@ -163,12 +180,17 @@ def test_closed_forms_import_nothing_of_the_simulator() -> None:
     [
         ({"variant": "flash"}, "variant 'flash': must be one of standard_safe"),
         ({"dtype": "int8"}, "dtype 'int8': must be one of float16"),
-        ({"block_q": 0}, "block_q 0: must be at least 1"),
-        ({"n": -1}, "n -1: must be at least 0"),
-        ({"d": 0}, "d 0: must be at least 1"),
+        ({"block_q": 0}, "block_q 0: must be a whole number, at least 1"),
+        ({"n": -1}, "n -1: must be a whole number, at least 0"),
+        ({"d": 0}, "d 0: must be a whole number, at least 1"),
         ({"window_size": (-2, 0)}, r"window_size \(-2, 0\): must be two whole numbers, each at"),
         ({"heads": 3, "kv_heads": 2}, "kv_heads 2: must divide heads 3"),
-        ({"splits": 0}, "splits 0: must be at least 1"),
+        ({"n": 2.5}, "n 2.5: must be a whole number"),
+        ({"is_causal": "no"}, "is_causal 'no': must be True or False"),
+        ({"window_size": (1.5, 2)}, r"window_size \(1.5, 2\): must be two whole numbers"),
+        ({"splits": 2.5}, "splits 2.5: must be a whole number"),
+        ({"variant": ["q_outer"]}, r"variant \['q_outer'\]: must be one of"),
+        ({"splits": 0}, "splits 0: must be a whole number, at least 1"),
     ],
 )
 def test_bad_shapes(wrong: dict, message: str) -> None:

@@ -54,15 +54,25 @@ def test_hbm_changes_by_store_alone() -> None:
     tile = sram.load(hbm.Q)
     tile += tile  # the tile is a copy: HBM keeps its ones
     sram.store(hbm.O, sram.load(hbm.Q))
-    assert (hbm.O._array == 1).all()
+    assert (hbm.O._data == 1).all()
 
 
 def test_a_tensor_never_stored_to_is_nan() -> None:
     hbm, _ = machine(Q=np.ones((2, 2)))
     hbm.alloc("m", (3,), FLOAT32)
-    assert np.isnan(hbm.m._array).all()
+    assert np.isnan(hbm.m._data).all()
     with pytest.raises(AttributeError):
         hbm.undefined  # noqa: B018
+
+
+def test_nothing_is_computed_before_a_mistake_is_noticed() -> None:
+    hbm, sram = machine(Q=np.ones((2, 2)), O=np.zeros((2, 2)))
+    tile = sram.load(hbm.Q)
+    for mistake in (lambda: operator.iadd(tile, hbm.Q), lambda: sram.store(hbm.O, hbm.Q)):
+        with pytest.raises(AttributeError):
+            mistake()
+    sram.store(hbm.O, tile)
+    assert (hbm.O._data == 1).all()
 
 
 def test_a_freed_tile_is_gone() -> None:

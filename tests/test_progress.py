@@ -96,12 +96,23 @@ def test_a_first_line_cut_short_starts_anew(tmp_path: Path, stop: int) -> None:
     assert len(file.read_text().splitlines()) == 5
 
 
+@pytest.mark.parametrize("rows", ["[{}]", '"abc"', "null", "3", "[3]", "[" * 100_000])
+def test_rows_that_no_sweep_wrote_are_done_again(tmp_path: Path, rows: str) -> None:
+    file = tmp_path / "sweep.jsonl"
+    sweep(POINTS, squares, what={"a": 1}, resume=str(file))
+    header = file.read_text().splitlines()[0]
+    file.write_text(f'{header}\n{{"point": "1", "rows": {rows}}}\n')
+    assert [row["x"] for row in sweep(POINTS, squares, what={"a": 1}, resume=str(file)).rows] == [
+        squares(point)[0]["x"] for point in POINTS
+    ]
+
+
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "sweep.jsonl"
     sweep(POINTS, squares, what={"a": 1}, resume=str(file))
     with pytest.raises(ResumeError, match="is of another sweep"):
         sweep(POINTS, squares, what={"a": 2}, resume=str(file))
-    for text in ("some notes\nof mine\n", "[]\n", '{"point": 3}\n'):
+    for text in ("some notes\nof mine\n", "\nnotes\n", "[]\n", '{"point": 3}\n'):
         file.write_text(text)
         with pytest.raises(ResumeError):
             sweep(POINTS, squares, what={"a": 1}, resume=str(file))

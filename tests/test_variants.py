@@ -173,6 +173,42 @@ def test_no_rows_no_keys_no_batch(variant: str) -> None:
         assert empty.traffic.total_elems == 0
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scores_far_below_any_made_up_minus_infinity(variant: str) -> None:
+    """All scores of a row near -1e8: no constant stands in for -inf on the way."""
+    q, k = np.full((2, 1), -1.0), np.array([[1e8], [1e8], [1e8 + 1]])
+    v = np.array([[1.0], [3.0], [2.0]])
+    run = simattn.attention(
+        q, k, v, variant=variant, scale=1.0, block_q=1, block_k=2, return_lse=True
+    )
+    out, lse = exact.attention(q, k, v, scale=1.0)
+    np.testing.assert_allclose(run.out, out, rtol=1e-14)
+    np.testing.assert_allclose(run.lse, lse, rtol=1e-15)
+
+
+@pytest.mark.parametrize("scale", [1e39, -1e39, 1e-44, 1e300, -0.0])
+def test_any_finite_scale(scale: float) -> None:
+    """Beyond float32's range too, as long as the scores are within."""
+    rng = np.random.default_rng(0)
+    small = 1.0 if abs(scale) < 1 else max(abs(scale) ** -0.5, 1e-30)
+    q, k, v = values(rng, "normal", (3, 4), (5, 4), (5, 2))
+    q, k, v = (q * small).astype("f4"), (k * small).astype("f4"), v.astype("f4")
+    if abs(scale) == 1e300:
+        k = 0 * k
+    run = simattn.attention(q, k, v, scale=scale, block_q=2, block_k=2)
+    np.testing.assert_allclose(run.out, exact.attention(q, k, v, scale=scale)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_outputs_are_values_of_their_storage_format(variant: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = values(rng, "normal", (9, 4), (11, 4), (11, 3))
+    out = simattn.attention(q, k, v, variant=variant, dtype=dtype, block_q=4, block_k=4).out
+    np.testing.assert_array_equal(DTYPES[dtype].round(out.astype(np.float64)), out)
+    assert len(np.unique(out)) > 5
+
+
 def test_causal_is_aligned_bottom_right() -> None:
     """The masks that the docstring draws: 2 x 5 and 5 x 2. Values tell which keys were seen."""
     v = np.eye(5)

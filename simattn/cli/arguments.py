@@ -78,7 +78,7 @@ def window(text: str) -> tuple[int, int]:
 
 def finite(text: str) -> float:
     try:
-        value = float(text)
+        value = float(text) if re.fullmatch(r"[-+0-9.eE]+", text) else math.nan
     except ValueError:
         value = math.nan
     if not math.isfinite(value):

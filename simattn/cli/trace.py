@@ -52,6 +52,8 @@ def traced(args: argparse.Namespace) -> Report:
     """Record a run of each variant and write it down, as Chrome's JSON, as a player, or both."""
     if not (args.chrome or args.player):
         raise UsageError("trace: needs --chrome FILE.json, --player FILE.html, or both")
+    if args.chrome == args.player:
+        raise UsageError(f"--player {args.player}: must not be the file of --chrome")
     files = [(o, p) for o, p in (("--chrome", args.chrome), ("--player", args.player)) if p]
     for option, path in files:
         writable(option, path)
