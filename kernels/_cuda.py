@@ -13,8 +13,8 @@ try:
     from numba import config, cuda, types
 except ImportError as error:
     raise ImportError(
-        "kernels needs Numba's CUDA target: pip install 'simattn[cu13]' (or 'simattn[cu12]'); "
-        "'simattn[test]' is enough for the simulator"
+        "kernels needs Numba's CUDA target: in a clone, pip install '.[cu13]' (or '.[cu12]'); "
+        "'.[test]' is enough for the simulator"
     ) from error
 
 SIMULATOR = bool(config.ENABLE_CUDASIM)

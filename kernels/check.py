@@ -18,6 +18,7 @@ import numpy as np
 from simattn import exact
 
 from .launch import choose_for, flash_attention
+from .problem import numpy_dtype
 
 HANGS_AFTER_S = 300
 EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -102,7 +103,8 @@ def examine(case: Case, seed: int = 0) -> Outcome:
     out = np.full((*q.shape[:-1], v.shape[-1]), np.nan, q.dtype)
     options = {"variant": case.variant, "block_q": case.block_q, "block_k": case.block_k}
     out, lse = poisoned(q, k, v, out, **mask, **options)
-    return compare(case, (q, k, v), out, lse)
+    layout = choose_for(0, case.variant, case.d, v.shape[-1], case.block_q, case.block_k)
+    return compare(case, (q, k, v), out, lse, layout.block_k)
 
 
 def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -114,15 +116,15 @@ def inputs(case: Case, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarra
         (case.batch, case.kv_heads, s, case.d),
         (case.batch, case.kv_heads, s, e),
     )
-    q, k, v = (rng.standard_normal(shape).astype(_numpy(case.dtype)) for shape in shapes)
+    q, k, v = (
+        rng.standard_normal(shape).astype(numpy_dtype("dtype", case.dtype)) for shape in shapes
+    )
     return q, k, v
 
 
 def poisoned(q, k, v, out, **options):
-    """Attention into memory that holds NaN."""
-    if (
-        q.dtype.name == "bfloat16"
-    ):  # Numba's arrays have no such type: NumPy goes to the GPU and back
+    """Attention into memory that holds NaN, on the GPU too."""
+    if q.dtype.name == "bfloat16":  # Numba's arrays have no such type: NumPy's go there and back
         return flash_attention(q, k, v, out=out, return_lse=True, **options)
     from ._cuda import cuda
 
@@ -132,13 +134,18 @@ def poisoned(q, k, v, out, **options):
     return target.copy_to_host(), lse.copy_to_host()
 
 
-def compare(case: Case, qkv: tuple[np.ndarray, ...], out: np.ndarray, lse: np.ndarray) -> Outcome:
-    """Errors against float64, and the errors of plain float32 that allow them."""
+def compare(
+    case: Case, qkv: tuple[np.ndarray, ...], out: np.ndarray, lse: np.ndarray, block_k: int
+) -> Outcome:
+    """Errors against float64, and the errors of plain float32 that allow them.
+
+    ``block_k`` is the launch's: ``kv_outer`` stores O once a K tile.
+    """
     mask = {"is_causal": case.is_causal, "window_size": case.window_size}
     q, k, v = (np.asarray(x, np.float64) for x in qkv)
     right, right_lse = exact.attention(q, k, v, **mask)
     other, other_lse = plain(*(x.astype(np.float32) for x in (q, k, v)), right_lse, **mask)
-    visits = -(-k.shape[-2] // (case.block_k or 32)) if case.variant == "kv_outer" else 1
+    visits = -(-k.shape[-2] // block_k) if case.variant == "kv_outer" else 1
     rounding = EPS[case.dtype] / 2 * np.abs(right).max(initial=0)
     blind = np.isneginf(right_lse)
     if not np.array_equal(np.isneginf(lse), blind):
@@ -214,11 +221,3 @@ def _largest(a: np.ndarray, b: np.ndarray) -> float:
 
 def _has_bfloat16() -> bool:
     return importlib.util.find_spec("ml_dtypes") is not None
-
-
-def _numpy(dtype: str) -> np.dtype:
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)

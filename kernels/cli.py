@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .problem import DTYPES, VARIANTS
+from .problem import DTYPES, VARIANTS, shown
+
+MAX_SIZE = 2**48
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,7 +56,9 @@ def _traffic(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from .check import main
+    from .compiled import need_gpu
 
+    need_gpu()
     return main(small=args.small)
 
 
@@ -110,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     traffic.add_argument("--causal", action="store_true", help="aligned bottom-right")
     traffic.add_argument("--window", type=_window, default=(-1, -1), metavar="L,R")
     traffic.add_argument("--lse", action="store_true", help="also write L")
-    traffic.add_argument("--seed", type=int, default=0)
+    traffic.add_argument("--seed", type=_seed, default=0, help="default 0")
     traffic.add_argument("--format", choices=["text", "json"], default="text")
 
     check = commands.add_parser("check", help="compare with float64 on this machine's GPU")
@@ -140,9 +144,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _size(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number >= 1")
-    return int(text)
+    return _whole(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    is_number = text.isdecimal()
+    if is_number and len(text) <= 20 and least <= int(text) <= MAX_SIZE:
+        return int(text)
+    most = f" and <= {MAX_SIZE}" if is_number and text.strip("0") else ""
+    raise argparse.ArgumentTypeError(f"{shown(text)} must be a whole number >= {least}{most}")
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -153,5 +167,6 @@ def _window(text: str) -> tuple[int, int]:
     try:
         left, right = (int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be two whole numbers, L,R") from None
+        message = f"{shown(text)} must be two whole numbers, L,R"
+        raise argparse.ArgumentTypeError(message) from None
     return left, right

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ._cuda import cuda, types
+from ._cuda import SIMULATOR, cuda, types
 from .flash_simt import KERNELS
 from .layout import Layout, buffers
 
@@ -182,9 +182,10 @@ def driver_version() -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def wait_for(stream: int) -> None:
-    """Wait until work that a producer queued on its stream is done."""
-    _check(_driver().cuStreamSynchronize(0 if stream == 1 else stream))
+def wait_for(stream: int, device: int) -> None:
+    """Wait until work that a producer queued on its stream is done. 1: the default stream."""
+    with on_device(device):
+        _check(_driver().cuStreamSynchronize(0 if stream == 1 else stream))
 
 
 @functools.cache
@@ -194,7 +195,12 @@ def _primary_context(device: int) -> Any:
 
 
 def need_gpu() -> None:
-    """Raise, in one line, where there is no GPU."""
+    """Raise, in one line, where there is no GPU, or a simulator in its place."""
+    if SIMULATOR:
+        raise RuntimeError(
+            "this needs a GPU, and NUMBA_ENABLE_CUDASIM=1 chose the simulator, which takes NumPy "
+            "arrays alone: unset it"
+        )
     if not cuda.is_available():
         raise RuntimeError(
             "no CUDA GPU was found. Without one the kernels run under Numba's simulator, small and "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from .tensors import Tensor, contiguous
+from .tensors import Tensor, _asked, contiguous
 
 CUDA = 2
 DTYPES = {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16"}
@@ -30,20 +30,37 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-def dlpack_view(name: str, x: Any) -> Tensor:
-    """Describe a tensor on a CUDA device through its DLPack capsule, which is kept alive."""
-    device_type, _ = x.__dlpack_device__()
-    if int(device_type) != CUDA:
+def dlpack_view(name: str, x: Any, stream: int | None = None) -> Tensor:
+    """Describe a tensor on a CUDA device through its DLPack capsule, which is kept alive.
+
+    The producer makes ``stream`` wait for its own work; for None, any stream may read it then.
+    """
+    what = f"DLPack of {type(x).__name__}"
+    kind, device = _asked(name, what, lambda: tuple(map(int, x.__dlpack_device__())))
+    if kind != CUDA:
         raise ValueError(f"{name}: {type(x).__name__} must be on a CUDA device")
-    capsule = x.__dlpack__(stream=1)  # ready for work on the legacy default stream
+    # 1 is the legacy default stream, which CUDA also calls 0, and DLPack does not.
+    capsule = _asked(name, what, lambda: x.__dlpack__(stream=stream or 1))
+    tensor = _asked(name, what, lambda: _described(name, x, capsule))
+    if stream is None:
+        from .compiled import wait_for
+
+        wait_for(1, device)
+    return tensor
+
+
+def _described(name: str, x: Any, capsule: Any) -> Tensor:
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     t = _DLTensor.from_address(pointer_of(capsule, b"dltensor"))
-    dtype = DTYPES.get((t.code, t.bits)) if t.lanes == 1 else None
+    if t.ndim < 0:
+        raise ValueError(f"{t.ndim} dimensions")
     shape = tuple(t.shape[: t.ndim])
     strides = tuple(t.strides[: t.ndim]) if t.strides else contiguous(shape)
+    dtype = DTYPES.get((t.code, t.bits)) or f"{KINDS.get(t.code, 'unknown')}{t.bits}"
+    if t.lanes != 1:
+        dtype += f"x{t.lanes}"
     return Tensor(
-        name, "other", (t.data or 0) + t.byte_offset, shape, strides,
-        dtype or f"{KINDS.get(t.code, 'unknown')}{t.bits}", max(1, t.bits // 8), t.device_id,
-        (x, capsule),
+        name, "other", (t.data or 0) + t.byte_offset, shape, strides, dtype,
+        max(1, t.bits // 8), t.device_id, (x, capsule),
     )  # fmt: skip

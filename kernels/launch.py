@@ -13,10 +13,11 @@ import numpy as np
 
 from . import tensors
 from .layout import Layout, buffers, round_up
-from .problem import Problem, check_block, check_softcap, check_variant
+from .problem import Problem, check_block, check_flag, check_softcap, check_variant
 from .tensors import Tensor
 
 TILES = ((64, 64), (64, 32), (32, 32), (32, 16), (16, 16))  # block_q, block_k: the first that fits
+SMALLEST = (8, 16)  # fits 48 KiB at the widest, with half a warp a row
 ROWS_A_THREAD = 8
 MAX_THREADS = 1024  # a block's
 WIDE = 128  # from here on a whole warp shares a row of the output, else half a warp
@@ -81,23 +82,22 @@ def flash_attention(
     """
     check_variant(variant)
     check_softcap(softcap)
+    check_flag("return_lse", return_lse)
     block_q, block_k = check_block("block_q", block_q), check_block("block_k", block_k)
-    inputs = [tensors.view(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    inputs, result, handle = tensors.views(q, k, v, out, stream)
     problem = Problem.of(
         *(x.shape for x in inputs), inputs[0].dtype,
         is_causal=is_causal, scale=scale, window_size=window_size,
     )  # fmt: skip
     tensors.check_alike(inputs)
-    result = None
     if out is None and inputs[0].container == "other":
         raise TypeError(f"out: must be given for q of type {type(q).__name__}")
-    if out is not None:
-        result = tensors.view("out", out)
+    if result is not None:
         tensors.check_out(result, problem.out_shape, inputs)
     options = {"variant": variant, "block_q": block_q, "block_k": block_k}
     if inputs[0].container == "numpy":
-        return _on_numpy(problem, inputs, out, return_lse, stream, options)
-    return _on_device(problem, inputs, result, return_lse, stream, **options)
+        return _on_numpy(problem, inputs, out, return_lse, handle, options)
+    return _on_device(problem, inputs, result, return_lse, handle, **options)
 
 
 def choose(
@@ -117,9 +117,10 @@ def choose(
     >>> layout.block_q, layout.block_k, layout.threads, layout.min_blocks
     (64, 64, 128, 2)
     """
-    tried = [(block_q or usual_q, block_k or usual_k) for usual_q, usual_k in TILES]
-    for rows, keys in dict.fromkeys(tried):
-        ty, tx = 8, 32 if e > WIDE else 16
+    tried = [(*tile, 32 if e > WIDE else 16) for tile in TILES]
+    tried += [(*tile, 16) for tile in (*TILES, SMALLEST)]
+    for rows, keys, tx in dict.fromkeys((block_q or r, block_k or k, tx) for r, k, tx in tried):
+        ty = 8
         while rows > ty * ROWS_A_THREAD and ty * tx < MAX_THREADS:
             ty *= 2
         layout = Layout(rows, keys, round_up(d, tx), round_up(e, tx), ty, tx)
@@ -152,7 +153,7 @@ def _on_device(
     inputs: list[Tensor],
     result: Tensor | None,
     return_lse: bool,
-    stream: Any,
+    stream: int | None,
     *,
     variant: str,
     block_q: int | None,
@@ -171,10 +172,11 @@ def _on_device(
     kernel = load(variant, layout, problem.dtype, device) if grid else None
 
     if result is None:
-        result = tensors.view("out", tensors.empty(q, problem.out_shape, problem.dtype, handle))
+        memory = tensors.empty(q, problem.out_shape, problem.dtype, handle)
+        result = tensors.view("out", memory, handle)
         strides.append(result.kernel_strides())
     stats = [
-        tensors.view(name, tensors.empty(q, problem.lse_shape, "float32", handle))
+        tensors.view(name, tensors.empty(q, problem.lse_shape, "float32", handle), handle)
         for name in (["L"] if return_lse else []) + (["m", "l"] if variant == "kv_outer" else [])
     ]
     if kernel is not None:
@@ -193,7 +195,7 @@ def _on_numpy(
     inputs: list[Tensor],
     out: np.ndarray | None,
     return_lse: bool,
-    stream: Any,
+    stream: int | None,
     options: dict[str, Any],
 ) -> Any:
     """Copy to the GPU and back; under the simulator, simulate."""
@@ -213,8 +215,12 @@ def _on_numpy(
         bits = [x.view(np.uint16) if problem.dtype == "bfloat16" else x for x in arrays]
         on_gpu = [cuda.to_device(x) for x in bits]
         views = [_like(x, tensors.view(x.name, y)) for x, y in zip(inputs, on_gpu, strict=True)]
-        result = cuda.device_array(problem.out_shape, bits[0].dtype)
+        if out is None:
+            result = cuda.device_array(problem.out_shape, bits[0].dtype)
+        else:  # what it holds goes along, so that an element never written shows
+            result = cuda.to_device(np.ascontiguousarray(_native(out)).view(bits[0].dtype))
         target = _like(inputs[0], tensors.view("out", result))
+        cuda.synchronize()  # the copies are on the default stream, the launch may be on another
         done = _on_device(problem, views, target, return_lse, stream, **options)
         cuda.synchronize()
         computed = result.copy_to_host().view(arrays[0].dtype)

@@ -7,7 +7,9 @@ Plain integers, no arrays and no CUDA. Every rule that an argument can break is 
 from __future__ import annotations
 
 import math
+import numbers
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +79,7 @@ class Problem:
         left, right = _window(window_size, n + s)
         return cls(
             lead=tuple(q[:-3]), heads=heads, kv_heads=max(1, kv_heads), n=n, s=s, d=q[-1], e=v[-1],
-            dtype=dtype, left=left, right=0 if _flag("is_causal", is_causal) else right,
+            dtype=dtype, left=left, right=0 if check_flag("is_causal", is_causal) else right,
             scale=_scale(scale, q[-1]), ndim=len(q),
         )  # fmt: skip
 
@@ -111,8 +113,10 @@ class Problem:
 
 
 def check_variant(variant: str) -> str:
-    if variant not in VARIANTS:
-        raise ValueError(f"variant: {variant!r} must be one of {', '.join(VARIANTS)}")
+    known = isinstance(variant, str) and variant in VARIANTS
+    if not known:
+        error = ValueError if isinstance(variant, str) else TypeError
+        raise error(f"variant: {shown(variant)} must be one of {', '.join(VARIANTS)}")
     return variant
 
 
@@ -122,40 +126,74 @@ def check_block(name: str, block: int | None) -> int | None:
         return None
     size = _whole(name, block)
     if size < 1:
-        raise ValueError(f"{name}: {size} must be at least 1")
+        raise ValueError(f"{name}: {shown(size)} must be at least 1")
+    if size > MAX_PROGRAMS:
+        raise ValueError(f"{name}: {shown(size)} must be at most {MAX_PROGRAMS}")
     return size
 
 
 def check_softcap(softcap: float) -> None:
-    if softcap != 0.0:
-        raise NotImplementedError(f"softcap: {softcap} must be 0, the kernels have no softcap yet")
+    if _real("softcap", softcap) != 0.0:
+        raise NotImplementedError(
+            f"softcap: {shown(softcap)} must be 0, the kernels have no softcap yet"
+        )
 
 
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name}: {value!r} must be a whole number")
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name}: {value!r} must be a whole number") from None
-
-
-def _flag(name: str, value: object) -> bool:
+def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name}: {value!r} must be True or False")
+        raise TypeError(f"{name}: {shown(value)} must be True or False")
     return bool(value)
 
 
-def _window(window_size: tuple[int, int], unlimited: int) -> tuple[int, int]:
+def shown(value: object) -> str:
+    """A value as an error message shows it: in one line, and not a long one."""
     try:
-        left, right = window_size
-    except (TypeError, ValueError):
-        raise ValueError(f"window_size: {window_size!r} must be (left, right)") from None
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number of more than 4300 digits"
+    return text if len(text) <= 80 else f"{text[:70]}... ({len(text)} characters)"
+
+
+def numpy_dtype(name: str, dtype: str) -> np.dtype:
+    """The NumPy dtype of a storage type, for the argument ``name``; bfloat16 is ml_dtypes'."""
+    if dtype != "bfloat16":
+        return np.dtype(dtype)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError(
+            f"{name}: bfloat16 needs ml_dtypes in NumPy: pip install ml_dtypes"
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}: {shown(value)} must be a whole number") from None
+
+
+def _real(name: str, value: object) -> float:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: {shown(value)} must be a number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _window(window_size: tuple[int, int], unlimited: int) -> tuple[int, int]:
+    is_pair = isinstance(window_size, Sequence) and not isinstance(window_size, str | bytes)
+    if not is_pair or len(window_size) != 2:
+        raise ValueError(f"window_size: {shown(window_size)} must be (left, right)")
     sides = []
-    for side in (left, right):
+    for side in window_size:
         keys = _whole("window_size", side)
         if keys < -1:
-            raise ValueError(f"window_size: {window_size!r} must not go below -1, unlimited")
+            raise ValueError(f"window_size: {shown(window_size)} must not go below -1, unlimited")
         sides.append(unlimited if keys == -1 else min(keys, unlimited))
     return sides[0], sides[1]
 
@@ -163,10 +201,9 @@ def _window(window_size: tuple[int, int], unlimited: int) -> tuple[int, int]:
 def _scale(scale: float | None, d: int) -> float:
     if scale is None:
         return 1 / math.sqrt(d)
-    try:
-        value = float(scale)
-    except (TypeError, ValueError):
-        raise TypeError(f"scale: {scale!r} must be a number") from None
+    value = _real("scale", scale)
     if not abs(value) <= float(np.finfo(np.float32).max):
-        raise ValueError(f"scale: {scale!r} must be finite in float32, the kernels' arithmetic")
+        raise ValueError(
+            f"scale: {shown(scale)} must be finite in float32, the kernels' arithmetic"
+        )
     return value

@@ -76,7 +76,7 @@ def assemble(
     )  # fmt: skip
     ptxas = find_ptxas()
     if ptxas is None:
-        raise RuntimeError("ptxas was not found: pip install 'simattn[cu13]'")
+        raise RuntimeError("ptxas was not found: pip install '.[cu13]'")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(text)

@@ -19,8 +19,13 @@ def main(files: Iterable[Path] = ()) -> int:
     if not paths:
         raise ValueError(f"files: none given, and none in {FOLDER}")
     for path in paths:
-        report = json.loads(path.read_text())
-        print(bench_table(report) if "rows" in report else counters_table(report), end="\n\n")
+        try:
+            report = json.loads(path.read_text())
+            table = bench_table(report) if "rows" in report else counters_table(report)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{path}: is no report of bench or counters: {reason}") from error
+        print(table, end="\n\n")
     return 0
 
 

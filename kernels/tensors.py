@@ -8,14 +8,19 @@ everything else is used where it lies.
 from __future__ import annotations
 
 import math
+import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+from .problem import shown
+
+T = TypeVar("T")
 
 TAKEN = "NumPy, Numba, CuPy arrays, torch tensors, and what has __cuda_array_interface__ or DLPack"
 
@@ -33,6 +38,7 @@ class Tensor:
     itemsize: int
     device: int | None  # None: host memory
     source: Any  # keeps the memory alive
+    readonly: bool = False
 
     @property
     def span(self) -> tuple[int, int]:
@@ -60,54 +66,107 @@ class Tensor:
         return _merged(self, [dim for dim in lead if dim[0] > 1]), head, rows[1]
 
 
-def view(name: str, x: Any) -> Tensor:
+def view(name: str, x: Any, stream: int | None = None) -> Tensor:
     """Describe ``x``, or say why the kernels cannot take it.
+
+    ``stream`` is the handle of the stream that will read or write the memory; None: any may. What
+    another library queued for this memory is waited for, unless it is on that stream.
 
     >>> view("q", np.zeros((3, 8), np.float32)[::2]).strides
     (16, 1)
     """
+    if isinstance(x, type):
+        raise TypeError(f"{name}: the class {x.__name__} is not taken, only its instances")
     match _library(x):
         case "torch":
-            return _torch_view(name, x)
+            return _sound(_torch_view(name, x))
         case "numpy":
             return _numpy_view(name, x)
         case "cupy":
-            return _cupy_view(name, x)
-    if hasattr(x, "__cuda_array_interface__"):
-        return _cuda_array_view(name, x)
-    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+            return _sound(_cupy_view(name, x))
+        case "numba":
+            from ._cuda import SIMULATOR
+
+            if SIMULATOR:
+                raise TypeError(f"{name}: the simulator takes NumPy arrays, not {type(x).__name__}")
+    if _speaks(name, x, "__cuda_array_interface__"):
+        return _sound(_cuda_array_view(name, x, stream))
+    if _speaks(name, x, "__dlpack__") and _speaks(name, x, "__dlpack_device__"):
         from .dlpack import dlpack_view
 
-        return dlpack_view(name, x)
+        return _sound(dlpack_view(name, x, stream))
     raise TypeError(f"{name}: {type(x).__name__} is not taken; the kernels take {TAKEN}")
 
 
+def views(
+    q: Any, k: Any, v: Any, out: Any, stream: Any
+) -> tuple[list[Tensor], Tensor | None, int | None]:
+    """q, k and v; out, if there is one; and the handle of the stream to launch on.
+
+    The handle is None for NumPy arrays without a stream: they go to the GPU first.
+    """
+    handle = handle_of(stream)
+    # Without the caller's word, what is not torch's or CuPy's runs on the default stream.
+    first = view("q", q, 0 if handle is None else handle)
+    if handle is None and first.container != "numpy":
+        handle = stream_of(first, None)
+    rest = [view(name, x, handle) for name, x in (("k", k), ("v", v))]
+    return [first, *rest], None if out is None else view("out", out, handle), handle
+
+
 def stream_of(q: Tensor, stream: Any) -> int:
-    """The handle of the stream to launch on: the caller's, else q's library's current one.
+    """The handle of the stream to launch on: the caller's, else q's library's current one."""
+    handle = handle_of(stream)
+    if handle is not None:
+        return handle
+    if q.container == "torch":
+        return sys.modules["torch"].cuda.current_stream(q.device).cuda_stream
+    if q.container == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+    return 0  # CUDA's default stream, and Numba's
+
+
+def handle_of(stream: Any) -> int | None:
+    """The handle of the caller's stream; None if there is none.
 
     An integer is a handle; torch, CuPy and Numba streams and ``__cuda_stream__`` are understood.
     """
     if stream is None:
-        if q.container == "torch":
-            return sys.modules["torch"].cuda.current_stream(q.device).cuda_stream
-        if q.container == "cupy":
-            return sys.modules["cupy"].cuda.get_current_stream().ptr
-        from ._cuda import cuda
+        return None
+    is_number = isinstance(stream, int | np.integer) and not isinstance(stream, bool)
+    handle: Any = stream if is_number else _stream_handle(stream)
+    if not is_number and handle is None:
+        raise TypeError(
+            f"stream: {shown(stream)} must be None, an integer handle, a Numba, torch or CuPy "
+            "stream, or have __cuda_stream__"
+        )
+    if not 0 <= handle < 2**64:
+        raise ValueError(f"stream: handle {shown(handle)} must be 0 to 2**64 - 1")
+    return int(handle)
 
-        stream = cuda.default_stream()
-    if isinstance(stream, int | np.integer) and not isinstance(stream, bool):
-        return int(stream)
-    if hasattr(stream, "__cuda_stream__"):
-        protocol = stream.__cuda_stream__
-        return int((protocol() if callable(protocol) else protocol)[1])
+
+def _stream_handle(stream: Any) -> int | None:
+    """The handle of a stream object, or None for what is none."""
+    if isinstance(stream, type):
+        return None
+    if _speaks("stream", stream, "__cuda_stream__"):
+
+        def ask() -> int:
+            protocol = stream.__cuda_stream__
+            _, handle = protocol() if callable(protocol) else protocol
+            return operator.index(handle)
+
+        return _asked("stream", f"__cuda_stream__ of {type(stream).__name__}", ask)
     for attribute in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, Numba
-        if hasattr(stream, attribute):
+        if _speaks("stream", stream, attribute):
             handle = getattr(stream, attribute)
-            return int(getattr(handle, "value", handle) or 0)
-    raise TypeError(
-        f"stream: {stream!r} must be None, an integer handle, a Numba, torch or CuPy stream, "
-        "or have __cuda_stream__"
-    )
+            handle = getattr(handle, "value", handle) or 0
+            return _asked("stream", attribute, lambda h=handle: int(h))
+    if _library(stream) == "numba":
+        from ._cuda import SIMULATOR
+
+        return 0 if SIMULATOR and type(stream).__name__.lower() == "stream" else None
+    return None
 
 
 def empty(like: Tensor, shape: tuple[int, ...], dtype: str, stream: int) -> Any:
@@ -141,10 +200,14 @@ def check_out(out: Tensor, shape: tuple[int, ...], inputs: list[Tensor]) -> None
         raise TypeError(f"out: dtype {out.dtype} must be q's, {q.dtype}")
     if out.device != q.device:
         raise ValueError(f"out: is on {_where(out)}, it must be with q on {_where(q)}")
-    if out.container == "numpy" and not out.source.flags.writeable:
+    if out.readonly:
         raise ValueError("out: array is read-only")
     if 0 in out.shape:
         return
+    if out.container == "numpy":
+        _in_elements("out", out.source.strides, out.itemsize)
+    if out.shape[-1] > 1 and out.strides[-1] != 1:
+        raise ValueError(f"out: last axis has stride {out.strides[-1]}, it must be contiguous")
     reach = 1
     dims = [(abs(step), n) for n, step in zip(out.shape, out.strides, strict=True) if n > 1]
     for step, n in sorted(dims):
@@ -154,7 +217,7 @@ def check_out(out: Tensor, shape: tuple[int, ...], inputs: list[Tensor]) -> None
     first, end = out.span
     for x in inputs:
         if x.device == out.device and first < x.span[1] and x.span[0] < end:
-            raise ValueError(f"out: memory overlaps {x.name}'s")
+            raise ValueError(f"out: its memory range overlaps {x.name}'s")
 
 
 def check_alike(inputs: list[Tensor]) -> None:
@@ -163,12 +226,40 @@ def check_alike(inputs: list[Tensor]) -> None:
     for x in inputs[1:]:
         if x.dtype != q.dtype:
             raise TypeError(f"{x.name}: dtype {x.dtype} must be q's, {q.dtype}")
-        if x.device != q.device and 0 not in x.shape:
+        mixed = (x.device is None) != (q.device is None)
+        if mixed or (x.device != q.device and 0 not in x.shape):
             raise ValueError(f"{x.name}: is on {_where(x)}, it must be with q on {_where(q)}")
 
 
 def _where(x: Tensor) -> str:
     return "the host" if x.device is None else f"device {x.device}"
+
+
+def _asked(name: str, what: str, ask: Callable[[], T]) -> T:
+    """What a foreign object answers; its failure, whatever it is, becomes one line."""
+    try:
+        return ask()
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{name}: {what} is not usable: {reason}") from error
+
+
+def _speaks(name: str, x: Any, attribute: str) -> bool:
+    return _asked(name, attribute, lambda: hasattr(x, attribute))
+
+
+def _sound(x: Tensor) -> Tensor:
+    """Memory that a kernel can address: sizes that make sense, and aligned elements."""
+    if any(n < 0 for n in x.shape):
+        raise ValueError(f"{x.name}: shape {x.shape} must not be negative")
+    if x.pointer == 0 and 0 not in x.shape:
+        raise ValueError(f"{x.name}: address is null, though its shape {x.shape} is not empty")
+    if x.pointer % x.itemsize:
+        raise ValueError(
+            f"{x.name}: address {x.pointer:#x} must be a multiple of its elements' {x.itemsize} "
+            "bytes"
+        )
+    return x
 
 
 def _library(x: Any) -> str:
@@ -209,7 +300,7 @@ def _numpy_view(name: str, x: Any) -> Tensor:
     strides = tuple(stride // max(1, x.itemsize) for stride in x.strides)
     return Tensor(
         name, "numpy", x.__array_interface__["data"][0], x.shape, strides,
-        x.dtype.name, x.itemsize, None, x,
+        x.dtype.name, x.itemsize, None, x, not x.flags.writeable,
     )  # fmt: skip
 
 
@@ -243,23 +334,44 @@ def _cupy_view(name: str, x: Any) -> Tensor:
     )  # fmt: skip
 
 
-def _cuda_array_view(name: str, x: Any) -> Tensor:
-    interface = x.__cuda_array_interface__
-    if interface.get("mask") is not None:
+def _cuda_array_view(name: str, x: Any, stream: int | None) -> Tensor:
+    what = "__cuda_array_interface__"
+    mask, dtype, shape, strides, pointer, readonly, producer = _asked(
+        name, what, lambda: _parsed(x.__cuda_array_interface__)
+    )
+    if mask is not None:
         raise TypeError(f"{name}: masked arrays are not taken")
-    dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     if dtype.byteorder not in "=|" and dtype.newbyteorder("=") != dtype:
         raise TypeError(f"{name}: dtype {dtype} must be in this machine's byte order")
-    strides = interface.get("strides")
     elements = contiguous(shape) if strides is None else _in_elements(name, strides, dtype.itemsize)
-    pointer = interface["data"][0] or 0
+    tensor = Tensor(
+        name, _library(x), pointer, shape, elements, dtype.name, max(1, dtype.itemsize), 0, x,
+        readonly,
+    )  # fmt: skip
     from .compiled import device_of, wait_for
 
-    if interface.get("stream") not in (None, 1):
-        wait_for(interface["stream"])
-    return Tensor(
-        name, _library(x), pointer, shape, elements, dtype.name, dtype.itemsize,
-        device_of(pointer), x,
+    tensor = replace(_sound(tensor), device=device_of(pointer))
+    legacy = (0, 1)  # two names of the default stream
+    same = producer == stream or (producer in legacy and stream in legacy)
+    if producer is not None and not same:
+        wait_for(producer, tensor.device or 0)
+    return tensor
+
+
+def _parsed(interface: Any) -> tuple[Any, ...]:
+    """mask, dtype, shape, strides in bytes, address, read-only, stream."""
+    typestr, strides = interface["typestr"], interface.get("strides")
+    if not isinstance(typestr, str):
+        raise TypeError(f"typestr {typestr!r}")
+    shape = tuple(operator.index(n) for n in interface["shape"])
+    if strides is not None:
+        strides = tuple(operator.index(step) for step in strides)
+        if len(strides) != len(shape):
+            raise ValueError(f"strides {strides} for shape {shape}")
+    address, readonly = interface["data"]
+    return (
+        interface.get("mask"), np.dtype(typestr), shape, strides, operator.index(address or 0),
+        bool(readonly), handle_of(interface.get("stream")),
     )  # fmt: skip
 
 

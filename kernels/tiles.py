@@ -233,14 +233,15 @@ def words(layout: Layout, at: Buffers, dtype: str) -> SimpleNamespace:
 
     @device
     def store(O, O_at, O_row, acc, l, rows, e, ty, tx):
-        """O = acc / l, rounded to storage; a row that saw no key gives 0."""
+        """O = acc / l, rounded to storage. A row without weight is 0: acc may be 0 * NaN there."""
         for i in range(MR):
             r = ty + TY * i
             if r < rows:
                 inverse = ZERO if l[i] == ZERO else ONE / l[i]
                 for c in range(ME):
                     if tx + TX * c < e:
-                        O[O_at + r * O_row + tx + TX * c] = narrow(acc[i, c] * inverse)
+                        o = ZERO if l[i] == ZERO else acc[i, c] * inverse
+                        O[O_at + r * O_row + tx + TX * c] = narrow(o)
 
     return SimpleNamespace(
         load_Q=loader(Q0, DP, layout.rows, layout.d),

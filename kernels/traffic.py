@@ -15,9 +15,10 @@ import simattn
 from simattn.counts import Traffic
 
 from .counting import simulate
-from .problem import Problem
+from .problem import Problem, numpy_dtype, shown
 
 MAX_WORK = 1 << 22  # multiply-adds; the simulator does about a hundred thousand a second
+MAX_VISITS = 1 << 13  # pairs of a row tile and a key tile; it does a few hundred a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,20 @@ def compare(
     work = batch * heads * n * n_k * (d + dv)
     if work > MAX_WORK:
         raise ValueError(
-            f"n: {work} multiply-adds are too many to simulate, at most {MAX_WORK}; "
+            f"n: {shown(work)} multiply-adds are too many to simulate, at most {MAX_WORK}; "
             "python -m simattn counts and predicts larger problems"
         )
-    rng = np.random.default_rng(seed)
-    q, k, v = (
-        rng.standard_normal(shape).astype(_numpy(dtype)) for shape in (q_shape, k_shape, v_shape)
-    )
-    mask = {"is_causal": is_causal, "window_size": window_size, "return_lse": return_lse}
     tiles = {"block_q": min(block_q, n), "block_k": min(block_k, n_k)}
+    visits = batch * heads * -(-n // tiles["block_q"]) * -(-n_k // tiles["block_k"])
+    if visits > MAX_VISITS:
+        raise ValueError(
+            f"block_q, block_k: {shown(visits)} pairs of tiles are too many to simulate, at most "
+            f"{MAX_VISITS}; python -m simattn counts and predicts larger problems"
+        )
+    kind = numpy_dtype("dtype", dtype)
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal(shape).astype(kind) for shape in (q_shape, k_shape, v_shape))
+    mask = {"is_causal": is_causal, "window_size": window_size, "return_lse": return_lse}
     return Comparison(
         problem={
             "variant": variant, "n": n, "n_k": n_k, "d": d, "dv": dv, "heads": heads,
@@ -133,11 +139,3 @@ def _sources(comparison: Comparison) -> dict[str, Traffic]:
 
 def _line(label: str, counts: list[int]) -> str:
     return f"{label:<18}" + "".join(f"{count:>14}" for count in counts)
-
-
-def _numpy(dtype: str) -> np.dtype:
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)

@@ -127,17 +127,39 @@ def torch():
     return torch
 
 
-def reference(q, k, v, **mask):
-    """float64 attention on the GPU, causal aligned bottom-right."""
+def reference(q, k, v, *, is_causal=False, left=None, dtype="float64"):
+    """Attention in torch's own words on the GPU, causal aligned bottom-right."""
     import torch
 
+    kind = getattr(torch, dtype)
     group = q.shape[-3] // k.shape[-3]
-    q, k, v = q.double(), *(x.double().repeat_interleave(group, -3) for x in (k, v))
+    q, k, v = q.to(kind), *(x.to(kind).repeat_interleave(group, -3) for x in (k, v))
     S = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    if mask.get("is_causal"):
-        n, s = S.shape[-2:]
-        S = S.masked_fill(torch.ones(n, s, device=S.device).triu(s - n + 1).bool(), -torch.inf)
+    n, s = S.shape[-2:]
+    everything = torch.ones(n, s, device=S.device)
+    if is_causal:
+        S = S.masked_fill(everything.triu(s - n + 1).bool(), -torch.inf)
+    if left is not None:
+        S = S.masked_fill(everything.tril(s - n - left - 1).bool(), -torch.inf)
     return torch.softmax(S, -1) @ v
+
+
+def agrees(out, q, k, v, *, stores=1, **mask) -> bool:
+    """Within twice the error of float32 in torch's own words, and a rounding for each store."""
+    dtype = str(out.dtype).removeprefix("torch.")
+    right = reference(q, k, v, **mask)
+    other = reference(q, k, v, dtype="float32", **mask).double()
+    rounding = check.EPS[dtype] / 2 * right.abs().max().item()
+    allowed = 2 * (other - right).abs().max().item() + stores * rounding
+    return (out.double() - right).abs().max().item() <= allowed + check.EPS["float32"]
+
+
+def stores(variant: str, s: int, d: int) -> int:
+    """How often a launch stores O."""
+    from kernels.launch import choose_for
+
+    block_k = choose_for(0, variant, d, d, None, None).block_k
+    return -(-s // block_k) if variant == "kv_outer" else 1
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -150,8 +172,7 @@ def test_torch_tensors_where_they_lie(torch, dtype, variant) -> None:
     out, lse = kernels.flash_attention(q, k, v, is_causal=True, return_lse=True, variant=variant)
     assert (out.dtype, out.device, tuple(out.shape)) == (kind, q.device, (2, 6, 300, 64))
     assert (lse.dtype, tuple(lse.shape)) == (torch.float32, (2, 6, 300))
-    error = (out.double() - reference(q, k, v, is_causal=True)).abs().max().item()
-    assert error < {"float32": 5e-6, "float16": 3e-3, "bfloat16": 3e-2}[dtype]
+    assert agrees(out, q, k, v, is_causal=True, stores=stores(variant, 333, 64))
     for x, y in zip((q, k, v), before, strict=True):
         assert torch.equal(x, y)
     again = kernels.flash_attention(q, k, v, is_causal=True, variant=variant)
@@ -161,21 +182,20 @@ def test_torch_tensors_where_they_lie(torch, dtype, variant) -> None:
 def test_torch_strides_are_right_or_refused(torch) -> None:
     qkv = torch.randn(2, 200, 3, 4, 40, device="cuda")
     q, k, v = qkv.permute(2, 0, 3, 1, 4)  # packed, the heads of one token side by side
-    expected = reference(q, k, v)
     out = torch.full((2, 200, 4, 40), torch.nan, device="cuda").transpose(1, 2)
     assert kernels.flash_attention(q, k, v, out=out) is out
-    assert (out.double() - expected).abs().max() < 5e-6
+    assert agrees(out, q, k, v)
     shared = k[:, :1].expand(2, 4, 200, 40)  # one K for all heads, stride 0
     out = kernels.flash_attention(q, shared, shared)
-    assert (out.double() - reference(q, shared, shared)).abs().max() < 5e-6
+    assert agrees(out, q, shared, shared)
     odd = torch.randn(2 * 4 * 200 * 40 + 1, device="cuda")[1:].view(2, 4, 200, 40)  # 4-byte aligned
     out = kernels.flash_attention(odd, odd, odd)
-    assert (out.double() - reference(odd, odd, odd)).abs().max() < 5e-6
+    assert agrees(out, odd, odd, odd)
     with pytest.raises(ValueError, match="q: last axis has stride 200, it must be contiguous"):
         kernels.flash_attention(torch.randn(40, 200, device="cuda").T, k[0, 0], v[0, 0])
     lead = torch.randn(3, 2, 4, 50, 40, device="cuda")
     out = kernels.flash_attention(lead, lead, lead)
-    assert (out.double() - reference(lead, lead, lead)).abs().max() < 5e-6
+    assert agrees(out, lead, lead, lead)
     crossed = lead.transpose(0, 1)
     with pytest.raises(ValueError, match=r"q: leading dimensions .* do not merge"):
         kernels.flash_attention(crossed, crossed, crossed)
@@ -193,7 +213,7 @@ def test_torch_refusals_touch_nothing(torch) -> None:
         kernels.flash_attention(q, q, q.cpu(), out=out)
     with pytest.raises(TypeError, match="q: dtype float64"):
         kernels.flash_attention(q.double(), q.double(), q.double())
-    with pytest.raises(ValueError, match="out: memory overlaps q's"):
+    with pytest.raises(ValueError, match="out: its memory range overlaps q's"):
         kernels.flash_attention(q, q.clone(), q.clone(), out=q)
     assert (out == 7).all()
 
@@ -234,22 +254,21 @@ def test_more_than_two_to_the_31_elements(torch) -> None:
 
     out = kernels.flash_attention(long, few, few)  # rows of Q and O
     for rows in (slice(0, 100), slice(2**24 - 50, 2**24 + 300)):
-        right = reference(long[None, rows], few[None], few[None])[0]
-        assert (out[rows].double() - right).abs().max() < 2e-3
+        assert agrees(out[None, rows], long[None, rows], few[None], few[None])
     del out
 
     for variant in VARIANTS:  # rows of K and V: the last keys of a window
         out = kernels.flash_attention(few, long, long, window_size=(99, 0), variant=variant)
         tail = long[-169:]
-        right = kernels.flash_attention(few, tail, tail, window_size=(99, 0), variant=variant)
-        assert (out.double() - right.double()).abs().max() < 2e-3
+        visits = stores(variant, 169, d) + 1  # the tail's tiles, however they are aligned
+        qkv = few[None], tail[None], tail[None]
+        assert agrees(out[None], *qkv, is_causal=True, left=99, stores=visits)
     del long
 
     many = torch.randn(2**18 + 3, 2, 32, d, device="cuda", dtype=torch.float16)  # batch and heads
     out = kernels.flash_attention(many, many, many)
     for part in (slice(0, 3), slice(2**18, 2**18 + 3)):
-        right = reference(many[part], many[part], many[part])
-        assert (out[part].double() - right).abs().max() < 2e-3
+        assert agrees(out[part], many[part], many[part], many[part])
 
 
 def test_two_devices(torch) -> None:
@@ -258,7 +277,7 @@ def test_two_devices(torch) -> None:
     here, there = (torch.randn(4, 90, 32, device=f"cuda:{i}") for i in (0, 1))
     out = kernels.flash_attention(there, there, there)
     assert out.device == there.device
-    assert (out.double() - reference(there, there, there)).abs().max() < 5e-6
+    assert agrees(out, there, there, there)
     with pytest.raises(ValueError, match="k: is on device 0, it must be with q on device 1"):
         kernels.flash_attention(there, here, here)
 

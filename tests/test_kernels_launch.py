@@ -6,6 +6,7 @@ Needs no GPU, and numba only where a test says so.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import re
@@ -20,11 +21,12 @@ import kernels_gpu
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kernels
 from kernels import launch, layout, problem, tensors
+from kernels.dlpack import _DLTensor
 from kernels.launch import choose
 from kernels.layout import Layout, buffers
 from kernels.problem import MAX_WIDTH, VARIANTS, Problem
@@ -81,19 +83,54 @@ FROZEN.flags.writeable = False
         ({"window_size": (0, -5)}, ValueError, r"window_size: \(0, -5\) must not go below -1"),
         ({"window_size": 3}, ValueError, r"window_size: 3 must be \(left, right\)"),
         ({"window_size": (1, 2, 3)}, ValueError, "window_size: .* must be"),
+        ({"window_size": {1, 2}}, ValueError, r"window_size: \{1, 2\} must be \(left, right\)"),
+        ({"window_size": "12"}, ValueError, r"window_size: '12' must be \(left, right\)"),
+        ({"window_size": (-(10**5000), 0)}, ValueError, "window_size: a number of more than 4300"),
         ({"window_size": (1.5, 2)}, TypeError, "window_size: 1.5 must be a whole number"),
         ({"scale": np.inf}, ValueError, "scale: inf must be finite"),
         ({"scale": float("nan")}, ValueError, "scale: nan must be finite"),
         ({"scale": 1e300}, ValueError, r"scale: 1e\+300 must be finite in float32"),
         ({"scale": "big"}, TypeError, "scale: 'big' must be a number"),
+        ({"scale": "0.5"}, TypeError, "scale: '0.5' must be a number"),
+        ({"scale": b"1"}, TypeError, "scale: b'1' must be a number"),
+        ({"scale": True}, TypeError, "scale: True must be a number"),
+        ({"scale": 1j}, TypeError, "scale: 1j must be a number"),
+        ({"scale": np.ones(1)}, TypeError, "scale: .* must be a number"),
+        ({"scale": 10**400}, ValueError, "scale: 1000.* must be finite in float32"),
+        ({"scale": 10**5000}, ValueError, "scale: a number of more than 4300 digits must be fin"),
         ({"is_causal": 1}, TypeError, "is_causal: 1 must be True or False"),
         ({"softcap": 5.0}, NotImplementedError, "softcap: 5.0 must be 0"),
+        ({"softcap": "0"}, TypeError, "softcap: '0' must be a number"),
+        ({"softcap": False}, TypeError, "softcap: False must be a number"),
+        ({"softcap": np.zeros(2)}, TypeError, "softcap: .* must be a number"),
+        ({"softcap": np.nan}, NotImplementedError, "softcap: nan must be 0"),
+        ({"return_lse": 1}, TypeError, "return_lse: 1 must be True or False"),
+        ({"return_lse": "no"}, TypeError, "return_lse: 'no' must be True or False"),
+        ({"variant": None}, TypeError, "variant: None must be one of q_outer, kv_outer"),
+        ({"variant": np.array(["q_outer"])}, TypeError, "variant: array.* must be one of"),
+        ({"stream": -1}, ValueError, r"stream: handle -1 must be 0 to 2\*\*64 - 1"),
+        ({"stream": 2**64}, ValueError, "stream: handle 18446744073709551616 must be"),
+        ({"stream": True}, TypeError, "stream: True must be None, an integer handle"),
+        ({"stream": "fast"}, TypeError, "stream: 'fast' must be None, an integer handle"),
+        ({"stream": types.SimpleNamespace}, TypeError, "stream: .* must be None, an integer"),
+        ({"q": np.ndarray}, TypeError, "q: the class ndarray is not taken"),
         ({"variant": "two_pass"}, ValueError, "variant: 'two_pass' must be one of q_outer, kv_"),
         ({"block_q": 0}, ValueError, "block_q: 0 must be at least 1"),
+        ({"block_q": 10**5000}, ValueError, "block_q: a number of more than 4300 digits must be"),
         ({"block_k": -3}, ValueError, "block_k: -3 must be at least 1"),
         ({"block_k": 2.5}, TypeError, "block_k: 2.5 must be a whole number"),
         ({"out": zeros(2, 4, 5, 8)}, ValueError, r"out: shape .* must be \(2, 4, 5, 6\)"),
         ({"out": zeros(2, 4, 5, 6, dtype=np.float16)}, TypeError, "out: dtype float16 must be q's"),
+        (
+            {"out": zeros(2, 4, 5, 6, dtype="f4, f2")["f0"]},
+            ValueError,
+            r"out: strides \(.*6\) must be multiples of its 4 bytes",
+        ),
+        (
+            {"out": zeros(2, 4, 6, 5).swapaxes(-1, -2)},
+            ValueError,
+            "out: last axis has stride 5, it must be contiguous",
+        ),
         ({"out": FROZEN}, ValueError, "out: array is read-only"),
         (
             {"out": np.lib.stride_tricks.as_strided(zeros(9), (2, 4, 5, 6), (0, 0, 0, 4))},
@@ -110,11 +147,12 @@ def test_wrong_input_is_one_clear_error(arguments, error, message) -> None:
     assert not any(x.any() for x in (Q, K, V, FROZEN))
 
 
-def test_out_must_not_overlap_the_inputs() -> None:
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_out_must_not_overlap_the_inputs(name) -> None:
     memory = np.ones(3 * 40, np.float32)
-    q, k = memory[:40].reshape(5, 8), memory[40:80].reshape(5, 8)
-    with pytest.raises(ValueError, match="out: memory overlaps k's"):
-        kernels.flash_attention(q, k, k, out=memory[79:119].reshape(5, 8))
+    qkv = {x: zeros(5, 8) for x in "qkv"} | {name: memory[40:80].reshape(5, 8)}
+    with pytest.raises(ValueError, match=f"out: its memory range overlaps {name}'s"):
+        kernels.flash_attention(**qkv, out=memory[79:119].reshape(5, 8))
     assert (memory == 1).all()
 
 
@@ -158,6 +196,18 @@ def test_streams_are_understood() -> None:
     numba_like = types.SimpleNamespace(handle=types.SimpleNamespace(value=None))
     streams = (5, np.int64(6), protocol, attribute, torch_like, cupy_like, numba_like)
     assert [tensors.stream_of(q, s) for s in streams] == [5, 6, 77, 78, 79, 80, 0]
+    assert tensors.stream_of(q, 2**64 - 1) == 2**64 - 1
+
+    def failing():
+        raise RuntimeError("lost\nits device")
+
+    for broken, reason in (
+        (failing, "RuntimeError: lost its device"), (7, "TypeError"), (lambda: (0,), "ValueError"),
+        ((0, "x"), "TypeError"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"stream: __cuda_stream__ of .*{reason}") as caught:
+            tensors.stream_of(q, types.SimpleNamespace(__cuda_stream__=broken))
+        assert "\n" not in str(caught.value)
     for wrong in ("fast", True, 1.5):
         with pytest.raises(TypeError, match=r"stream: .* must be None, an integer handle"):
             tensors.stream_of(q, wrong)
@@ -166,14 +216,83 @@ def test_streams_are_understood() -> None:
 class CudaArray:
     """Device memory, described by its interface alone."""
 
-    def __init__(self, shape, strides=None, typestr="<f4", **rest) -> None:
+    def __init__(
+        self, shape, strides=None, typestr="<f4", address=None, readonly=False, **rest
+    ) -> None:
+        if address is None:
+            address = 0 if 0 in shape else 1 << 20
         self.__cuda_array_interface__ = {
-            "shape": shape, "strides": strides, "typestr": typestr, "data": (0, False), **rest,
+            "shape": shape, "strides": strides, "typestr": typestr, "data": (address, readonly),
+            **rest,
         }  # fmt: skip
 
 
-@needs_numba
-def test_device_arrays_by_their_interface() -> None:
+class Managed(ctypes.Structure):
+    """As much of a DLManagedTensor as is read."""
+
+    _fields_ = (("tensor", _DLTensor),)
+
+
+class Packed:
+    """Device memory, described by DLPack alone. ``lies`` are fields that it gets wrong."""
+
+    def __init__(self, shape, device=0, capsule=b"dltensor", error=None, **lies) -> None:
+        self.shape, self.device, self.capsule, self.error = shape, device, capsule, error
+        fields = {"data": 1 << 20, "code": 2, "bits": 32, "lanes": 1, "ndim": len(shape)}
+        sizes = (ctypes.c_int64 * len(shape))(*shape)
+        self.managed = Managed()
+        self.streams = []
+        for name, value in (fields | lies).items():
+            setattr(self.managed.tensor, name, value)
+        self.managed.tensor.device_id = device
+        self.managed.tensor.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+
+    def __dlpack_device__(self):
+        return 2, self.device
+
+    def __dlpack__(self, *, stream):
+        self.streams.append(stream)
+        if self.error:
+            raise self.error
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+        return new(ctypes.addressof(self.managed), self.capsule, None)
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch) -> types.SimpleNamespace:
+    """Two devices that never run anything: what would be waited for and launched, and where."""
+    pytest.importorskip("numba_cuda")
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        pytest.skip("the simulator has no device memory")
+    from kernels import compiled
+
+    seen = types.SimpleNamespace(waits=[], launches=[], loads=[], contexts=[])
+    limits = compiled.Limits(232448, 233472, 65536, (9, 0))
+
+    class Kernel:
+        def launch(self, grid, stream, args, kinds) -> None:
+            seen.launches.append((grid, stream, args, kinds))
+
+    def load(*wanted):
+        seen.loads.append(wanted)
+        return Kernel()
+
+    def on_device(device):
+        seen.contexts.append(device)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(compiled, "limits", lambda device: limits)
+    monkeypatch.setattr(compiled, "device_of", lambda address: address >> 30)
+    monkeypatch.setattr(compiled, "wait_for", lambda *what: seen.waits.append(what))
+    monkeypatch.setattr(compiled, "load", load)
+    monkeypatch.setattr(compiled, "on_device", on_device)
+    monkeypatch.setattr(tensors, "empty", lambda like, shape, dtype, stream: CudaArray(shape))
+    return seen
+
+
+def test_device_arrays_by_their_interface(fake_gpu) -> None:
     x = tensors.view("q", CudaArray((2, 0, 8)))
     assert (x.container, x.shape, x.dtype, x.strides) == ("other", (2, 0, 8), "float32", (0, 8, 1))
     with pytest.raises(TypeError, match="q: masked arrays are not taken"):
@@ -184,31 +303,156 @@ def test_device_arrays_by_their_interface() -> None:
         tensors.view("q", CudaArray((0, 8), strides=(30, 4)))
 
 
+def lacking(key: str) -> CudaArray:
+    x = CudaArray((2, 8))
+    del x.__cuda_array_interface__[key]
+    return x
+
+
+class Broken:
+    """Whose interface cannot even be asked for."""
+
+    @property
+    def __cuda_array_interface__(self):
+        raise RuntimeError("the device\nis gone")
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (CudaArray((2, 8), address=0), "address is null, though its shape"),
+        (CudaArray((2, 8), address=4098), "address 0x1002 must be a multiple of .* 4 bytes"),
+        (CudaArray((2, 8), typestr="<f2", address=4097), "must be a multiple of .* 2 bytes"),
+        (CudaArray((-2, 8)), r"shape \(-2, 8\) must not be negative"),
+        (CudaArray((2.5, 8)), "__cuda_array_interface__ is not usable: TypeError: 'float'"),
+        (CudaArray((2, 8), typestr="<q9"), "__cuda_array_interface__ is not usable: TypeError"),
+        (CudaArray((2, 8), typestr=None), "is not usable: TypeError: typestr None"),
+        (CudaArray((2, 8), strides=(4,)), r"is not usable: ValueError: strides \(4,\) for shape"),
+        (CudaArray((2, 8), stream=-5), "is not usable: ValueError: .*handle -5"),
+        (lacking("shape"), "is not usable: KeyError: 'shape'"),
+        (lacking("typestr"), "is not usable: KeyError: 'typestr'"),
+        (lacking("data"), "is not usable: KeyError: 'data'"),
+        (Broken(), "is not usable: RuntimeError: the device is gone"),
+        (Packed((2, 8), data=0), "address is null"),
+        (Packed((2, 8), data=4098), "address 0x1002 must be a multiple"),
+        (Packed((2, 8), byte_offset=2), "address 0x100002 must be a multiple"),
+        (Packed((2, -8)), r"shape \(2, -8\) must not be negative"),
+        (Packed((2, 8), ndim=-1), "DLPack of Packed is not usable: ValueError: -1 dimensions"),
+        (Packed((2, 8), capsule=b"dltensor_versioned"), "DLPack of Packed is not usable: Val"),
+        (Packed((2, 8), error=BufferError("in\nuse")), "is not usable: BufferError: in use"),
+    ],
+)
+def test_memory_that_cannot_be_addressed_is_refused(x, message, fake_gpu) -> None:
+    with pytest.raises(ValueError, match=f"k: .*{message}") as caught:
+        kernels.flash_attention(CudaArray((2, 8)), x, x)
+    assert "\n" not in str(caught.value)
+    assert fake_gpu.launches == []
+
+
+@pytest.mark.parametrize(
+    ("lies", "dtype"),
+    [({"lanes": 2}, "float32x2"), ({"bits": 64}, "float64"), ({"code": 0}, "int32")],
+)
+def test_dlpack_types_that_are_not_taken(lies, dtype, fake_gpu) -> None:
+    x = Packed((2, 8), **lies)
+    with pytest.raises(TypeError, match=f"q: dtype {dtype} is not taken"):
+        kernels.flash_attention(x, x, x, out=x)
+
+
+def test_out_on_the_device_must_be_writable(fake_gpu) -> None:
+    x = CudaArray((2, 8))
+    with pytest.raises(ValueError, match="out: array is read-only"):
+        kernels.flash_attention(x, x, x, out=CudaArray((2, 8), address=1 << 21, readonly=True))
+    assert fake_gpu.launches == []
+
+
+def test_dlpack_offsets_move_the_address(fake_gpu) -> None:
+    assert tensors.view("q", Packed((2, 8), byte_offset=64)).pointer == (1 << 20) + 64
+
+
+def test_arrays_on_host_and_device_do_not_mix_even_empty(fake_gpu) -> None:
+    full, empty = CudaArray((2, 8)), zeros(0, 8)
+    with pytest.raises(ValueError, match="k: is on the host, it must be with q on device 0"):
+        kernels.flash_attention(full, empty, empty)
+    with pytest.raises(ValueError, match="v: is on device 0, it must be with q on the host"):
+        kernels.flash_attention(empty, empty, CudaArray((0, 8)))
+
+
+@pytest.mark.parametrize(
+    ("producer", "stream", "waits"),
+    [
+        (None, 99, []), (99, 99, []), (98, 99, [98]), (1, 99, [1]), (2, 99, [2]),
+        (1, 0, []), (1, None, []), (98, None, [98]), (2, 0, [2]),
+    ],
+)  # fmt: skip
+def test_a_producers_stream_is_waited_for(producer, stream, waits, fake_gpu) -> None:
+    q, k, v = (CudaArray((2, 8), address=(1 << 30) + i * 4096) for i in range(3))
+    out = CudaArray((2, 8), address=(1 << 30) + (1 << 20))
+    for late in (q, k, v, out):
+        fake_gpu.waits.clear()
+        late.__cuda_array_interface__["stream"] = producer
+        kernels.flash_attention(q, k, v, out=out, stream=stream)
+        assert fake_gpu.waits == [(x, 1) for x in waits]
+        late.__cuda_array_interface__["stream"] = None
+
+
+@needs_numba
+def test_waiting_is_done_in_the_devices_context(monkeypatch) -> None:
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        pytest.skip("the simulator has no driver")
+    from kernels import compiled
+
+    seen = []
+
+    @contextlib.contextmanager
+    def on_device(device):
+        seen.append(f"enter {device}")
+        yield
+        seen.append("leave")
+
+    def synchronize(stream):
+        seen.append(stream)
+        return (0,)
+
+    driver = types.SimpleNamespace(cuStreamSynchronize=synchronize)
+    monkeypatch.setattr(compiled, "on_device", on_device)
+    monkeypatch.setattr(compiled, "_driver", lambda: driver)
+    compiled.wait_for(98, 1)
+    compiled.wait_for(1, 0)
+    assert seen == ["enter 1", 98, "leave", "enter 0", 0, "leave"]
+
+
+@pytest.mark.parametrize(("stream", "asked"), [(None, 1), (0, 1), (99, 99), (2, 2)])
+def test_dlpack_producers_are_told_the_stream(stream, asked, fake_gpu) -> None:
+    q, k, v, out = (Packed((2, 8), data=(i + 1) << 20) for i in range(4))
+    kernels.flash_attention(q, k, v, out=out, stream=stream)
+    assert [x.streams for x in (q, k, v, out)] == [[asked]] * 4
+    assert fake_gpu.waits == []
+    tensors.view("q", q)  # for no stream in particular: all may read
+    assert fake_gpu.waits == [(1, 0)]
+
+
+@pytest.mark.parametrize("make", [CudaArray, Packed])
+def test_a_kernel_runs_on_the_device_of_its_memory(make, fake_gpu) -> None:
+    where = {"address": 1 << 30} if make is CudaArray else {"data": 1 << 30, "device": 1}
+    x, out = make((2, 8), **where), CudaArray((2, 8), address=(1 << 30) + 4096)
+    kernels.flash_attention(x, x, x, out=out)
+    assert fake_gpu.contexts == [1]
+    assert [device for *_, device in fake_gpu.loads] == [1]
+
+
 @needs_numba
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("return_lse", [False, True])
-def test_a_kernel_gets_its_arguments_in_order(variant, return_lse, monkeypatch) -> None:
+def test_a_kernel_gets_its_arguments_in_order(variant, return_lse, monkeypatch, fake_gpu) -> None:
     """Without a GPU: what would be launched, on addresses that nobody reads."""
     from kernels import compiled
-
-    launched = []
-
-    class Kernel:
-        def launch(self, grid, stream, args, kinds) -> None:
-            launched.append((grid, stream, args, kinds))
 
     addresses = iter(range(1 << 20, 1 << 24, 1 << 20))
 
     def array(shape, strides=None) -> CudaArray:
-        x = CudaArray(shape, strides)
-        x.__cuda_array_interface__["data"] = (next(addresses), False)
-        return x
+        return CudaArray(shape, strides, address=next(addresses))
 
-    limits = compiled.Limits(232448, 233472, 65536, (9, 0))
-    monkeypatch.setattr(compiled, "limits", lambda device: limits)
-    monkeypatch.setattr(compiled, "device_of", lambda pointer: 0)
-    monkeypatch.setattr(compiled, "load", lambda *wanted: Kernel())
-    monkeypatch.setattr(compiled, "on_device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(tensors, "empty", lambda like, shape, dtype, stream: array(shape))
     q = array((2, 4, 130, 8), (4 * 9000, 4 * 2000, 4 * 10, 4))
     k, v, out = array((2, 2, 70, 8)), array((2, 2, 70, 6)), array((2, 4, 130, 6))
@@ -218,7 +462,7 @@ def test_a_kernel_gets_its_arguments_in_order(variant, return_lse, monkeypatch) 
     )  # fmt: skip
     assert (result[0] if return_lse else result) is out
 
-    ((grid, stream, args, kinds),) = launched
+    ((grid, stream, args, kinds),) = fake_gpu.launches
     assert len(args) == len(kinds) == (29 if variant == "kv_outer" else 27)
     assert (grid, stream) == (2 * 4 * 3 if variant == "q_outer" else 2 * 4, 99)
     pointers, strides, numbers = args[:-22], args[-22:-10], args[-10:]
@@ -304,16 +548,19 @@ def test_buffers_do_not_overlap(variant, block_q, block_k, d, e, threads) -> Non
     assert at.d_pitch % 8 == 4  # eight neighbouring rows fall into different banks
 
 
+widths = st.integers(1, MAX_WIDTH) | st.sampled_from([128, 129, MAX_WIDTH])
+
+
 @given(
-    st.sampled_from(VARIANTS), st.integers(1, MAX_WIDTH), st.integers(1, MAX_WIDTH),
-    st.sampled_from([H200, OLD, {"shared_per_block": 101376, "shared_per_sm": 102400}]),
+    st.sampled_from(VARIANTS), widths, widths,
+    st.sampled_from([49152, 65536, 101376, 166912, 232448]),
 )  # fmt: skip
-def test_every_width_gets_tiles_that_fit_the_device(variant, d, e, device) -> None:
-    try:
-        chosen = choose(variant, d, e, **device)
-    except ValueError:
-        assert device is OLD  # 48 KiB cannot hold the widest rows
-        return
+@example("kv_outer", MAX_WIDTH, MAX_WIDTH, 49152)
+@example("q_outer", MAX_WIDTH, MAX_WIDTH, 49152)
+@example("kv_outer", MAX_WIDTH, MAX_WIDTH, 65536)
+def test_every_width_gets_tiles_that_fit_any_device(variant, d, e, shared_per_block) -> None:
+    device = {"shared_per_block": shared_per_block, "shared_per_sm": shared_per_block + 1024}
+    chosen = choose(variant, d, e, **device)
     needed = buffers(variant, chosen).bytes
     assert needed <= device["shared_per_block"]
     assert chosen.min_blocks * needed <= device["shared_per_sm"]
@@ -367,11 +614,47 @@ def test_a_problem_knows_its_grid() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
 def test_without_a_gpu_the_error_says_so_and_names_the_simulator(dtype) -> None:
-    if kernels_gpu.device_count():
-        pytest.skip("there is a GPU")
+    if kernels_gpu.device_count() or os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        pytest.skip("there is a GPU, or a simulator in its place")
     pytest.importorskip("numba_cuda")
     with pytest.raises(RuntimeError, match=r"no CUDA GPU was found.*NUMBA_ENABLE_CUDASIM=1"):
         kernels.flash_attention(*(x.astype(dtype) for x in (Q, K, V)))
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(">f4"), np.dtype(ml_dtypes.bfloat16)])
+def test_numpy_arrays_travel_in_native_order_and_out_with_what_it_holds(
+    dtype, fake_gpu, monkeypatch
+) -> None:
+    """What ``check`` writes into ``out`` reaches the GPU: an element never written stays so."""
+    from kernels import _cuda
+
+    memory = {}
+
+    class OnGpu(CudaArray):
+        def __init__(self, array) -> None:
+            super().__init__(array.shape, typestr=array.dtype.str, address=(len(memory) + 1) << 20)
+            self.array = array
+            memory[(len(memory) + 1) << 20] = array
+
+        def copy_to_host(self):
+            return self.array
+
+    stand_in = types.SimpleNamespace(
+        to_device=lambda x: OnGpu(x.copy()),
+        device_array=lambda shape, kind: OnGpu(np.zeros(shape, kind)),
+        synchronize=lambda: None,
+    )
+    monkeypatch.setattr(_cuda, "cuda", stand_in)
+    q, k, v = (np.arange(8).reshape(2, 4).astype(dtype) for _ in range(3))
+    out = np.full((2, 4), np.nan).astype(dtype)
+    kernels.flash_attention(q, k, v, out=out)
+    ((_, _, args, _),) = fake_gpu.launches
+    native = dtype.newbyteorder("=")
+    for address in args[:3]:
+        assert memory[address].dtype.isnative
+        np.testing.assert_array_equal(memory[address].view(native), q.astype(native))
+    assert np.isnan(memory[args[3]].view(native).astype(np.float32)).all()
+    assert np.isnan(out.astype(np.float32)).all()  # nothing ran
 
 
 def in_new_process(code: str) -> subprocess.CompletedProcess[str]:
@@ -403,7 +686,7 @@ def test_without_numba_the_import_error_names_the_extra() -> None:
         "try:\n    kernels.flash_attention(x, x, x)\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    assert "pip install 'simattn[cu13]'" in done.stdout, done.stderr
+    assert "pip install '.[cu13]'" in done.stdout, done.stderr
 
 
 @needs_numba

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kernels_gpu
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -16,13 +17,13 @@ needs_numba = pytest.mark.skipif(
 )
 
 
-def run_simulated(*argv: str) -> subprocess.CompletedProcess[str]:
+def run_simulated(*argv: str, simulator: str = "1") -> subprocess.CompletedProcess[str]:
     """Python with Numba's CUDA simulator, whatever this process has imported."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, *argv],
         cwd=ROOT,
-        env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": path},
+        env=os.environ | {"NUMBA_ENABLE_CUDASIM": simulator, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=600,
@@ -48,6 +49,23 @@ def test_doctests() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert f"{len(modules)} passed" in done.stdout
+
+
+@needs_numba
+def test_example_without_a_gpu_says_so_in_one_line() -> None:
+    if kernels_gpu.device_count():
+        pytest.skip("there is a GPU")
+    done = run_simulated("examples/launch_kernel.py", simulator="0")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "no CUDA GPU was found" in done.stderr
+
+
+@needs_numba
+@pytest.mark.parametrize("command", ["bench", "check", "counters"])
+def test_what_needs_a_gpu_refuses_the_simulator_in_one_line(command) -> None:
+    done = run_simulated("-m", "kernels", command)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "NUMBA_ENABLE_CUDASIM=1 chose the simulator" in done.stderr
 
 
 @needs_numba

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
+import simattn
 from kernels import cli, counters, results
 from kernels.check import Case
+from kernels.problem import VARIANTS, numpy_dtype
 
 REPORT = {
     "command": "python -m kernels bench",
@@ -52,7 +55,66 @@ def test_stored_results_can_be_printed() -> None:
         assert results.main([path]) == 0
 
 
-def test_counters_compare_measured_with_predicted_bytes(monkeypatch, capsys, tmp_path) -> None:
+STORED = [json.loads(path.read_text()) for path in sorted(results.FOLDER.glob("*.json"))]
+
+
+def test_stored_counters_are_what_the_closed_form_says_today() -> None:
+    cases = {str(case): counters.predicted(case) for case in counters.CASES}
+    rows = [row for report in STORED for row in report.get("counters", ())]
+    assert len(rows) >= len(counters.CASES)
+    for row in rows:
+        assert tuple(row["measured"]) == tuple(row["predicted"]) == cases[row["case"]]
+
+
+def test_stored_times_stand_beside_the_traffic_predicted_today() -> None:
+    rows = [row for report in STORED for row in report.get("rows", ()) if "q_outer" in row]
+    assert rows
+    for row in rows:
+        problem = {name: row[name] for name in ("n", "d", "batch", "heads", "is_causal")}
+        for variant in VARIANTS:
+            tiles = {name: min(row["n"], row[variant][name]) for name in ("block_q", "block_k")}
+            traffic = simattn.predict(variant, **problem, **tiles).traffic
+            assert row[variant]["predicted_bytes"] == traffic.total_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "[1]",
+        "3",
+        "null",
+        '{"rows": [{"n": 1}]}',
+        '{"rows": 3}',
+        '{"counters": [[]]}',
+        "{}",
+    ],
+)
+def test_what_is_no_report_is_refused_in_one_line(text, tmp_path, capsys) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    assert cli.main(["results", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert f"{path}: is no report of bench or counters" in printed.err
+
+
+def test_bfloat16_without_ml_dtypes_is_said_in_one_line(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ImportError, match="dtype: bfloat16 needs ml_dtypes"):
+        numpy_dtype("dtype", "bfloat16")
+
+
+@pytest.fixture
+def gpu_assumed(monkeypatch) -> None:
+    pytest.importorskip("numba_cuda")
+    monkeypatch.setattr("kernels.compiled.need_gpu", lambda: None)
+
+
+def test_counters_compare_measured_with_predicted_bytes(
+    gpu_assumed, monkeypatch, capsys, tmp_path
+) -> None:
     def output(spoil: int) -> str:
         rows = [
             f'"{i}","void flash_kernel(float *)","{read:,}","{write + spoil}"'
@@ -71,7 +133,7 @@ def test_counters_compare_measured_with_predicted_bytes(monkeypatch, capsys, tmp
         assert text.count("DIFFERENT") == (0 if code == 0 else len(counters.CASES))
 
 
-def test_counters_without_nsight_compute(capsys) -> None:
+def test_counters_without_nsight_compute(gpu_assumed, capsys) -> None:
     assert cli.main(["counters", "--ncu", "/nowhere/ncu"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -92,6 +154,12 @@ def test_predicted_bytes_by_hand() -> None:
         (["traffic", "--n", "1e3"], "--n: '1e3' must be a whole number >= 1"),
         (["traffic", "--block-q=-4"], "--block-q: '-4' must be a whole number >= 1"),
         (["traffic", "--window", "3"], "--window: '3' must be two whole numbers, L,R"),
+        (["traffic", "--seed=-1"], "--seed: '-1' must be a whole number >= 0"),
+        (["traffic", "--seed", "9" * 5000], "--seed: '999"),
+        (["traffic", "--n", "9" * 5000], "--n: '999"),
+        (["traffic", "--n", "9" * 19], "must be a whole number >= 1 and <= 281474976710656"),
+        (["traffic", "--window", "9" * 5000 + ",0"], "--window: '999"),
+        (["bench", "--d", "9" * 5000], "--d: '999"),
         (["traffic", "--variant", "two_pass"], "--variant: invalid choice: 'two_pass'"),
         (["traffic", "--dtype", "float64"], "--dtype: invalid choice: 'float64'"),
         (["bench", "--n", "64,x"], "--n: 'x' must be a whole number >= 1"),
@@ -106,3 +174,4 @@ def test_wrong_arguments_get_one_line(argv, message, capsys) -> None:
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert message in printed.err
+    assert len(printed.err) < 250
