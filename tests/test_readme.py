@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from simattn.cli.rows import UNTILED_PAIRS
+from simattn.device import DEVICES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -68,6 +72,19 @@ def test_stored_gpu_results_are_shown_whole() -> None:
         check=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert ran.stdout.strip() in README
+
+
+def test_numbers_in_the_prose_are_those_of_the_tables() -> None:
+    report = json.loads((ROOT / "kernels" / "results" / "h200_bench.json").read_text())
+    slower = [row["kv_outer"]["seconds"] / row["q_outer"]["seconds"] for row in report["rows"]]
+    moved = [
+        row["kv_outer"]["predicted_bytes"] / row["q_outer"]["predicted_bytes"]
+        for row in report["rows"]
+    ]
+    said = re.search(r"moves (\S+) times the bytes, and takes (\S+) to (\d+) times", README)
+    assert said.groups() == (f"{max(moved):.1f}", f"{min(slower):.1f}", f"{max(slower):.0f}")
+    assert f"({DEVICES['h100'].l2_bytes // 2**20} MB on an H100)" in README
+    assert f"2^{UNTILED_PAIRS.bit_length() - 1} such pairs" in README.replace("\n  ", " ")
 
 
 def test_links_lead_somewhere() -> None:
