@@ -35,7 +35,7 @@ def flash_attention(
     return_lse: bool = False,
     out: Any = None,
     stream: Any = None,
-    variant: str = "q_outer",
+    variant: str | None = None,
     block_q: int | None = None,
     block_k: int | None = None,
 ) -> Any:
@@ -63,10 +63,12 @@ def flash_attention(
     stream : optional
         None is the current stream of q's library; else an integer handle, a Numba, torch or CuPy
         stream, or an object with ``__cuda_stream__``.
-    variant : str
-        ``q_outer`` or ``kv_outer``: which tiles stay on chip, see `kernels.flash_simt`.
+    variant : str, optional
+        ``q_outer`` or ``kv_outer``: which tiles stay on chip, see `kernels.flash_simt`. By default
+        the fastest kernel that takes the problem, see `chosen`.
     block_q, block_k : int, optional
-        Rows of a Q tile and of a K and V tile; by default the largest usual ones that fit.
+        Rows of a Q tile and of a K and V tile of `kernels.flash_simt`; by default the largest usual
+        ones that fit.
 
     Returns
     -------
@@ -80,7 +82,8 @@ def flash_attention(
     ImportError, RuntimeError
         Without numba-cuda; without a GPU.
     """
-    check_variant(variant)
+    if variant is not None:
+        check_variant(variant)
     check_softcap(softcap)
     check_flag("return_lse", return_lse)
     block_q, block_k = check_block("block_q", block_q), check_block("block_k", block_k)
@@ -98,6 +101,18 @@ def flash_attention(
     if inputs[0].container == "numpy":
         return _on_numpy(problem, inputs, out, return_lse, handle, options)
     return _on_device(problem, inputs, result, return_lse, handle, **options)
+
+
+def chosen(problem: Problem, views: list[Tensor]) -> str:
+    """The kernel that `flash_attention` launches when it is told none: ``mma``, on tensor cores,
+    for 16-bit tensors whose widths are multiples of 8 and whose rows are aligned to 16 bytes, on
+    compute capability 8.0 and up; else ``q_outer``."""
+    from .compiled import limits
+    from .launch_mma import takes
+
+    capability = limits(views[0].device or 0).capability
+    sixteen_bits = problem.dtype != "float32"
+    return "mma" if sixteen_bits and takes(problem, views, capability) else "q_outer"
 
 
 def choose(
@@ -155,10 +170,18 @@ def _on_device(
     return_lse: bool,
     stream: int | None,
     *,
-    variant: str,
+    variant: str | None,
     block_q: int | None,
     block_k: int | None,
 ) -> Any:
+    if variant is None:
+        of_simt = block_q is not None or block_k is not None
+        views = inputs if result is None else [*inputs, result]
+        variant = "q_outer" if of_simt else chosen(problem, views)
+    if variant == "mma":
+        from .launch_mma import run
+
+        return run(problem, inputs, result, return_lse, stream)
     q = inputs[0]
     strides = [x.kernel_strides() for x in inputs]
     if result is not None:
@@ -206,7 +229,8 @@ def _on_numpy(
         from .counting import run
 
         blocks = options["block_q"] or 8, options["block_k"] or 8
-        simulated = run(problem, arrays, options["variant"], *blocks, return_lse)
+        variant = options["variant"] or "q_outer"
+        simulated = run(problem, arrays, variant, *blocks, return_lse)
         computed, lse = simulated.out, simulated.lse
     else:
         from .compiled import limits

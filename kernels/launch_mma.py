@@ -82,6 +82,39 @@ def _load(layout: MmaLayout, dtype: str, device: int) -> Compiled:
     return Compiled(handle, layout, layout.shared_bytes, registers, local_bytes)
 
 
+def run(
+    problem: Problem,
+    inputs: list[Tensor],
+    result: Tensor | None,
+    return_lse: bool,
+    stream: int | None,
+    layout: MmaLayout | None = None,
+) -> Any:
+    """Launch; what `takes` refuses is not for this. ``layout`` sets the tiles."""
+    q = inputs[0]
+    device = q.device or 0
+    handle = tensors.stream_of(q, stream)
+    if result is None:
+        memory = tensors.empty(q, problem.out_shape, problem.dtype, handle)
+        result = tensors.view("out", memory, handle)
+    lse = None
+    if return_lse:
+        lse = tensors.view("L", tensors.empty(q, problem.lse_shape, "float32", handle), handle)
+    layout = layout or layout_for(
+        problem.d, problem.e, is_causal=problem.right == 0, itemsize=DTYPES[problem.dtype],
+        capability=limits(device).capability,
+    )  # fmt: skip
+    if grid := problem.programs("q_outer", layout.block_q):
+        pointers = [x.pointer for x in (*inputs, result)] + [lse.pointer if lse else 0]
+        strides = [number for x in (*inputs, result) for number in x.kernel_strides()]
+        args = (*pointers, *strides, *problem.scalars(), int(return_lse))
+        with on_device(device):
+            load(layout, problem.dtype, device).launch(
+                grid, handle, args, argument_kinds("q_outer")
+            )
+    return (result.source, lse.source) if lse else result.source
+
+
 def attention(
     q: Any,
     k: Any,
@@ -107,33 +140,14 @@ def attention(
     )  # fmt: skip
     tensors.check_alike(inputs)
     device = inputs[0].device or 0
-    handle = tensors.stream_of(inputs[0], stream)
-    if out is None:
-        result = tensors.view(
-            "out", tensors.empty(inputs[0], problem.out_shape, problem.dtype, handle)
-        )
-    else:
+    result = None
+    if out is not None:
         result = tensors.view("out", out)
         tensors.check_out(result, problem.out_shape, inputs)
-    capability = limits(device).capability
-    if not takes(problem, (*inputs, result), capability):
+    views = inputs if result is None else [*inputs, result]
+    if not takes(problem, views, limits(device).capability):
         raise ValueError(
             f"q, k, v, out: widths {problem.d} and {problem.e} must be multiples of 8 up to 256, "
             f"every row aligned to {CHUNK_BYTES} bytes, the device sm_80 or newer"
         )
-    layout = layout or layout_for(
-        problem.d, problem.e, is_causal=is_causal, itemsize=DTYPES[problem.dtype],
-        capability=capability,
-    )  # fmt: skip
-    lse = None
-    if return_lse:
-        lse = tensors.view("L", tensors.empty(inputs[0], problem.lse_shape, "float32", handle))
-    if grid := problem.programs("q_outer", layout.block_q):
-        pointers = [x.pointer for x in (*inputs, result)] + [lse.pointer if lse else 0]
-        strides = [number for x in (*inputs, result) for number in x.kernel_strides()]
-        args = (*pointers, *strides, *problem.scalars(), int(return_lse))
-        with on_device(device):
-            load(layout, problem.dtype, device).launch(
-                grid, handle, args, argument_kinds("q_outer")
-            )
-    return (result.source, lse.source) if lse else result.source
+    return run(problem, inputs, result, return_lse, stream, layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -344,3 +345,58 @@ def test_bench_measures_a_shape(variant) -> None:
     row = measure(256, 64)
     assert row[variant]["seconds"] > 0
     assert row[variant]["local_bytes"] == 0
+
+
+# ---- Which kernel
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_without_a_variant_the_fastest_kernel_that_takes_the_problem(torch, dtype) -> None:
+    from kernels import launch_mma
+
+    def tensors(n, s, d, e):
+        make = functools.partial(torch.randn, device="cuda", dtype=getattr(torch, dtype))
+        return make(2, 6, n, d), make(2, 2, s, d), make(2, 2, s, e)
+
+    def same(a, b) -> bool:
+        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+    for mask in ({}, {"is_causal": True}, {"window_size": (50, 3)}, {"scale": -0.3}):
+        options = {"return_lse": True, **mask}
+        aligned = tensors(300, 333, 64, 96)
+        ours = kernels.flash_attention(*aligned, **options)
+        assert same(ours, launch_mma.attention(*aligned, **options))
+        assert not torch.equal(
+            ours[0], kernels.flash_attention(*aligned, variant="q_outer", **options)[0]
+        )
+        for other in (
+            tensors(70, 80, 20, 20),  # a width that is no multiple of 8
+            [x[..., 1:65] for x in tensors(70, 80, 72, 72)],  # rows off 16 bytes
+            [x.float() for x in tensors(70, 80, 64, 64)],
+        ):
+            portable = kernels.flash_attention(*other, variant="q_outer", **options)
+            assert same(kernels.flash_attention(*other, **options), portable)
+    q, k, v = tensors(40, 50, 64, 64)
+    out = torch.full_like(q, float("nan"))
+    assert kernels.flash_attention(q, k, v, out=out) is out
+    assert torch.equal(out, kernels.flash_attention(q, k, v))
+    blocks = {"block_q": 32, "block_k": 32}
+    assert torch.equal(
+        kernels.flash_attention(q, k, v, **blocks),
+        kernels.flash_attention(q, k, v, variant="q_outer", **blocks),
+    )
+    none, L = kernels.flash_attention(q, k[:, :, :0], v[:, :, :0], return_lse=True)
+    assert not none.any()
+    assert torch.isneginf(L).all()
+    assert kernels.flash_attention(q[:, :, :0], k, v).shape == (2, 6, 0, 64)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        beside = kernels.flash_attention(q, k, v)
+    stream.synchronize()
+    assert torch.equal(beside, out)
+    host = [x.float().cpu().numpy().astype(np.float16) for x in (q, k, v)]
+    on_gpu = [torch.from_numpy(x).cuda() for x in host]
+    np.testing.assert_array_equal(
+        kernels.flash_attention(*host), kernels.flash_attention(*on_gpu).cpu().numpy()
+    )

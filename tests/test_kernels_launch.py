@@ -106,7 +106,6 @@ FROZEN.flags.writeable = False
         ({"softcap": np.nan}, NotImplementedError, "softcap: nan must be 0"),
         ({"return_lse": 1}, TypeError, "return_lse: 1 must be True or False"),
         ({"return_lse": "no"}, TypeError, "return_lse: 'no' must be True or False"),
-        ({"variant": None}, TypeError, "variant: None must be one of q_outer, kv_outer"),
         ({"variant": np.array(["q_outer"])}, TypeError, "variant: array.* must be one of"),
         ({"stream": -1}, ValueError, r"stream: handle -1 must be 0 to 2\*\*64 - 1"),
         ({"stream": 2**64}, ValueError, "stream: handle 18446744073709551616 must be"),
@@ -724,3 +723,32 @@ def test_every_variant_has_a_kernel_and_a_closed_form() -> None:
     for variant in problem.VARIANTS:
         assert simattn.predict(variant, n=4, d=2, block_q=2, block_k=2).traffic.total_elems
     assert launch.TILES[0] == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "e", "pointer", "row", "capability", "kernel"),
+    [
+        ("float16", 64, 96, 1024, 64, (9, 0), "mma"),
+        ("bfloat16", 256, 8, 1024, 256, (8, 0), "mma"),
+        ("float16", 64, 64, 1024, 64, (7, 5), "q_outer"),  # no mma.sync with its shapes
+        ("float16", 64, 60, 1024, 64, (9, 0), "q_outer"),
+        ("float16", 64, 64, 1026, 64, (9, 0), "q_outer"),  # rows are not aligned to 16 bytes
+        ("float16", 64, 64, 1024, 65, (9, 0), "q_outer"),
+        ("float32", 64, 64, 1024, 64, (9, 0), "q_outer"),
+    ],
+)
+def test_the_kernel_chosen(monkeypatch, dtype, d, e, pointer, row, capability, kernel) -> None:
+    from kernels import compiled, launch_mma
+    from kernels.launch import chosen
+
+    limits = compiled.Limits(232448, 233472, 65536, capability)
+    for module in (compiled, launch_mma):
+        monkeypatch.setattr(module, "limits", lambda _: limits)
+    problem = Problem.of((2, 5, d), (2, 7, d), (2, 7, e), dtype)
+    size = 4 if dtype == "float32" else 2
+    views = [
+        tensors.Tensor(name, "torch", pointer, (2, rows, width), (rows * row, row, 1), dtype, size,
+                       0, None)
+        for name, rows, width in (("q", 5, d), ("k", 7, d), ("v", 7, e))
+    ]  # fmt: skip
+    assert chosen(problem, views) == kernel
