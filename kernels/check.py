@@ -166,7 +166,7 @@ def plain(q, k, v, lse, *, is_causal, window_size):
     n, s = q.shape[-2], k.shape[-2]
     ahead = np.arange(s) - (np.arange(n)[:, None] + s - n)
     left, right = window_size
-    hidden = ahead > (0 if is_causal else s if right == -1 else right)
+    hidden = ahead > (0 if is_causal else n + s if right == -1 else right)
     hidden |= -ahead > (n + s if left == -1 else left)
     S = q @ np.swapaxes(k, -1, -2) * np.float32(1 / np.sqrt(q.shape[-1]))
     S = np.where(hidden, -np.inf, S)

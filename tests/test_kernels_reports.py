@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 
 import simattn
-from kernels import cli, counters, results
+from kernels import check, cli, counters, results
 from kernels.check import Case
 from kernels.problem import VARIANTS, numpy_dtype
+from simattn import exact
 
 REPORT = {
     "command": "python -m kernels bench",
@@ -175,3 +177,16 @@ def test_wrong_arguments_get_one_line(argv, message, capsys) -> None:
     assert printed.err.count("\n") == 1
     assert message in printed.err
     assert len(printed.err) < 250
+
+
+@pytest.mark.parametrize("case", list(check.cases()), ids=str)
+def test_what_check_allows_is_small(case: check.Case) -> None:
+    """Rounding and no more: a wrong mask in plain attention would allow anything."""
+    q, k, v = check.inputs(case)
+    mask = {"is_causal": case.is_causal, "window_size": case.window_size}
+    exactly = exact.attention(*(np.asarray(x, np.float64) for x in (q, k, v)), **mask)
+    outcome = check.compare(case, (q, k, v), *exactly, 64)
+    assert (outcome.out_error, outcome.lse_error) == (0, 0)
+    stores = 1 if case.variant == "q_outer" else 1 + -(-k.shape[-2] // 64)
+    assert outcome.out_allowed < 2e-5 + 4 * stores * check.EPS[case.dtype]
+    assert outcome.lse_allowed < 2e-5
