@@ -107,12 +107,13 @@ def chosen(problem: Problem, views: list[Tensor]) -> str:
     """The kernel that `flash_attention` launches when it is told none: ``mma``, on tensor cores,
     for 16-bit tensors whose widths are multiples of 8 and whose rows are aligned to 16 bytes, on
     compute capability 8.0 and up; else ``q_outer``."""
+    if problem.dtype == "float32":
+        return "q_outer"
     from .compiled import limits
     from .launch_mma import takes
 
     capability = limits(views[0].device or 0).capability
-    sixteen_bits = problem.dtype != "float32"
-    return "mma" if sixteen_bits and takes(problem, views, capability) else "q_outer"
+    return "mma" if takes(problem, views, capability) else "q_outer"
 
 
 def choose(

@@ -28,16 +28,6 @@ class Rescales:
     largest_weight: float
     out: Float64 = field(repr=False)
 
-    @property
-    def vanished(self) -> float:
-        """The share of unconditional rescales that the threshold leaves out."""
-        return 1 - self.kept / self.visits if self.visits else 0.0
-
-    @property
-    def vanished_of_rises(self) -> float:
-        """The share of those with a factor below 1."""
-        return 1 - self.kept / self.rises if self.rises else 0.0
-
 
 def count_rescales(
     q: Float64,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from simattn.counts import Counts, Flops, Traffic, differences
 from simattn.dtypes import Array
 from simattn.masks import TileGrid
 from simattn.memory import HBM, SRAM, Ledger, SRAMCapacityError
-from simattn.variants import VARIANTS
+from simattn.variants import VARIANTS, nest
 
 DEFAULT_BLOCK = 64
 SOFTMAXES = {f.__name__: f for f in (softmax.naive, softmax.safe, softmax.online, softmax.row)}
@@ -157,10 +156,8 @@ def attention(
         "splits": checks.optional_whole("splits", splits), "is_causal": is_causal,
         "window_size": (left, right), "dtype": storage.name, "return_lse": return_lse,
     }  # fmt: skip
-    block_q, block_k = (
-        checks.optional_whole("block_q", block_q),
-        checks.optional_whole("block_k", block_k),
-    )
+    block_q = checks.optional_whole("block_q", block_q)
+    block_k = checks.optional_whole("block_k", block_k)
     block_q, block_k = choose_blocks(variant, block_q, block_k, sram_bytes, **shape)
     predicted = iomodel.predict(variant, block_q=block_q, block_k=block_k, **shape)
     if sram_bytes is not None and predicted.peak_sram_bytes > sram_bytes:
@@ -170,11 +167,7 @@ def attention(
         )
 
     grid = TileGrid(n, s, block_q, block_k, (left, 0 if is_causal else right))
-    loops = VARIANTS[variant].loops
-    parts = None
-    if VARIANTS[variant].takes_splits:
-        parts = max(1, min(4 if splits is None else splits, -(-s // block_k)))
-        loops = partial(loops, splits=parts)
+    loops, parts = nest(variant, splits, s, block_k)
     out = np.empty((*Q.shape[:-1], e), storage.holder)
     lse = np.empty(Q.shape[:-1], storage.accumulator.holder) if return_lse else None
     group = heads // max(K.shape[-3], 1)

@@ -18,7 +18,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -30,7 +29,7 @@ from simattn.dtypes import DTYPES, Array, DType
 from simattn.iomodel import predict
 from simattn.masks import TileGrid
 from simattn.memory import HBM, SRAM, Region, Tile
-from simattn.variants import VARIANTS
+from simattn.variants import nest
 
 CHROME_LIMIT = 200_000  # events; Perfetto stays quick, and the file under 100 MB
 PLAYER_LIMIT = 20_000
@@ -380,10 +379,7 @@ def record(
         hbm.place(name, np.ascontiguousarray(storage.round(array)), storage)
     hbm.place("O", out, storage)
     sram = RecordingSRAM(storage, sram_bytes, hbm, limit)
-    loops = VARIANTS[variant].loops
-    if VARIANTS[variant].takes_splits:
-        parts = max(1, min(4 if splits is None else splits, -(-s // block_k)))
-        loops = partial(loops, splits=parts)
+    loops, _ = nest(variant, splits, s, block_k)
     grid = TileGrid(n, s, block_q, block_k, (left, 0 if is_causal else right))
     with np.errstate(all="ignore"):
         loops(hbm, sram, grid, scale=1 / math.sqrt(d), lse=False)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from simattn import softmax
@@ -231,3 +232,17 @@ VARIANTS: dict[str, Variant] = {
     "kv_outer_end": Variant(kv_outer_end),
     "split_kv": Variant(split_kv, takes_splits=True),
 }
+
+
+def nest(
+    variant: str, splits: int | None, s: int, block_k: int
+) -> tuple[Callable[..., None], int | None]:
+    """The loop nest for s keys in tiles of block_k rows, and its number of parts if it has any.
+
+    ``splits`` parts (default 4), at most one a key tile.
+    """
+    chosen = VARIANTS[variant]
+    if not chosen.takes_splits:
+        return chosen.loops, None
+    parts = max(1, min(4 if splits is None else splits, -(-s // block_k)))
+    return partial(chosen.loops, splits=parts), parts

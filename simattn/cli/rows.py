@@ -16,7 +16,7 @@ from simattn.dtypes import Array
 from simattn.iomodel import predict
 from simattn.memory import SRAMCapacityError
 from simattn.report import Column, Report, Row
-from simattn.variants import VARIANTS
+from simattn.variants import VARIANTS, nest
 
 UNTILED_PAIRS = 2**18  # batch x heads x n x n_k: each is some 50 microseconds of Python
 TILED_ELEMS = 2**31  # of the inputs; and of S and P of one head, where they are stored
@@ -55,9 +55,7 @@ def fitted(
     problem: Problem, variant: str, how: str, block_q: int, block_k: int, sram: int | None
 ) -> Case:
     predicted = predict(variant, block_q=block_q, block_k=block_k, **problem.shape)
-    splits = None
-    if VARIANTS[variant].takes_splits:
-        splits = max(1, min(problem.splits or 4, -(-problem.n_k // block_k)))
+    _, splits = nest(variant, problem.splits, problem.n_k, block_k)
     need = predicted.peak_sram_bytes
     if sram is not None and need > sram:
         return Case(variant, how, block_q, block_k, splits, None, need)
