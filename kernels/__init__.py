@@ -7,9 +7,9 @@ Read ``flash_simt.py`` for the kernels, ``tiles.py`` for the words they are writ
 
 from typing import Any
 
-from .launch import flash_attention
+from .launch import flash_attention, prepare
 
-__all__ = ["emulate", "flash_attention"]
+__all__ = ["emulate", "flash_attention", "prepare"]
 
 # How to tell this package from the one of the same name that the PyPI project "kernels" installs.
 DISTRIBUTION = "simattn"

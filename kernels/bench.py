@@ -20,7 +20,8 @@ import numpy as np
 
 import simattn
 
-from .launch import choose_for, flash_attention
+from .launch import flash_attention
+from .plans import tiles
 
 TOKENS, HIDDEN = 16384, 2048
 HANGS_AFTER_S = 120
@@ -47,7 +48,7 @@ def main(
 
 def measure(n: int, d: int, is_causal: bool = False) -> dict[str, Any]:
     """One row: seconds of each loop order and of torch's backends, and the predicted traffic."""
-    from .compiled import load
+    from .compiled import Kernel, load
 
     batch, heads = max(1, TOKENS // n), max(1, HIDDEN // d)
     make = _torch_inputs if _torch() else _numba_inputs
@@ -58,8 +59,8 @@ def measure(n: int, d: int, is_causal: bool = False) -> dict[str, Any]:
         "flops": 4 * batch * heads * pairs * d,
     }  # fmt: skip
     for variant in ("q_outer", "kv_outer"):
-        layout = choose_for(0, variant, d, d, None, None)
-        compiled = load(variant, layout, "float32", 0)
+        layout = tiles(0, variant, d, d, None, None)
+        loaded = load(Kernel(variant, layout, "float32"), 0).loaded
         predicted = simattn.predict(
             variant, n=n, d=d, heads=heads, batch=batch, is_causal=is_causal,
             block_q=min(n, layout.block_q), block_k=min(n, layout.block_k),
@@ -69,9 +70,9 @@ def measure(n: int, d: int, is_causal: bool = False) -> dict[str, Any]:
             "seconds": seconds(lambda o=options: flash_attention(q, k, v, **o)),
             "block_q": layout.block_q,
             "block_k": layout.block_k,
-            "registers": compiled.registers,
-            "local_bytes": compiled.local_bytes,
-            "shared_bytes": compiled.shared_bytes,
+            "registers": loaded.registers,
+            "local_bytes": loaded.local_bytes,
+            "shared_bytes": loaded.shared_bytes,
             "predicted_bytes": predicted.total_bytes,
         }
     row["torch"] = _torch_seconds(q, k, v, is_causal) if _torch() else {}
@@ -104,14 +105,14 @@ def environment() -> dict[str, str]:
     import numba
     import numba_cuda
 
+    from . import driver
     from ._cuda import cuda
-    from .compiled import driver_version
 
     name = cuda.get_current_device().name
     versions = {
         "card": name.decode() if isinstance(name, bytes) else name,
         "driver": _driver(),
-        "cuda": driver_version(),
+        "cuda": driver.version(),
         "numba": numba.__version__,
         "numba_cuda": numba_cuda.__version__,
         "numpy": np.__version__,

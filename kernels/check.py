@@ -17,7 +17,8 @@ import numpy as np
 
 from simattn import exact
 
-from .launch import choose_for, flash_attention
+from .launch import flash_attention
+from .plans import tiles
 from .problem import numpy_dtype
 
 HANGS_AFTER_S = 300
@@ -103,7 +104,7 @@ def examine(case: Case, seed: int = 0) -> Outcome:
     out = np.full((*q.shape[:-1], v.shape[-1]), np.nan, q.dtype)
     options = {"variant": case.variant, "block_q": case.block_q, "block_k": case.block_k}
     out, lse = poisoned(q, k, v, out, **mask, **options)
-    layout = choose_for(0, case.variant, case.d, v.shape[-1], case.block_q, case.block_k)
+    layout = tiles(0, case.variant, case.d, v.shape[-1], case.block_q, case.block_k)
     return compare(case, (q, k, v), out, lse, layout.block_k)
 
 
@@ -200,14 +201,13 @@ def main(small: bool = False) -> int:
 
 def compile_for(cases: Iterable[Case]) -> None:
     """Compile the cases' kernels for device 0, several at a time."""
-    from .compiled import Wanted, compile_all, limits
+    from .compiled import Kernel, compile_all
 
     compile_all(
-        Wanted(
+        Kernel(
             case.variant,
-            choose_for(0, case.variant, case.d, case.e or case.d, case.block_q, case.block_k),
+            tiles(0, case.variant, case.d, case.e or case.d, case.block_q, case.block_k),
             case.dtype,
-            limits(0).capability,
         )
         for case in cases
     )

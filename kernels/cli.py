@@ -1,4 +1,4 @@
-"""``python -m kernels traffic | check | bench | counters | results``.
+"""``python -m kernels traffic | check | bench | peers | counters | results``.
 
 Exit codes: 0; 1 if counts differ or a case fails; 2 if the arguments are wrong or something that
 the command needs is missing, said in one line.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .problem import DTYPES, VARIANTS, shown
+from .problem import DTYPES, TENSOR_CORES, VARIANTS, shown
 
 MAX_SIZE = 2**48
 
@@ -56,23 +56,36 @@ def _traffic(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from .check import main
-    from .compiled import need_gpu
+    from .driver import need_gpu
 
     need_gpu()
+    if args.cores:
+        from .check_cores import main as check_cores
+
+        return check_cores(args.variant or TENSOR_CORES, args.dtype)
     return main(small=args.small)
 
 
 def _bench(args: argparse.Namespace) -> int:
     from .bench import main
-    from .compiled import need_gpu
+    from .driver import need_gpu
 
     need_gpu()
     return main(widths=args.d, rows=args.n, is_causal=args.causal, json_path=args.json)
 
 
+def _peers(args: argparse.Namespace) -> int:
+    from .driver import need_gpu
+    from .peers import main
+
+    need_gpu()
+    masks = ("full",) * (not args.causal) + ("causal",) * (not args.full)
+    return main(widths=args.d, rows=args.n, dtypes=args.dtype, masks=masks, json_path=args.json)
+
+
 def _counters(args: argparse.Namespace) -> int:
-    from .compiled import need_gpu
     from .counters import launch_all, main
+    from .driver import need_gpu
 
     need_gpu()
     if args.launch:
@@ -91,6 +104,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "traffic": _traffic,
     "check": _check,
     "bench": _bench,
+    "peers": _peers,
     "counters": _counters,
     "results": _results,
 }
@@ -119,6 +133,12 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="compare with float64 on this machine's GPU")
     check.add_argument("--small", action="store_true", help="few cases, for compute-sanitizer")
+    check.add_argument("--cores", action="store_true", help="the tensor-core kernels; needs torch")
+    check.add_argument("--variant", choices=TENSOR_CORES, action="append", help="with --cores")
+    check.add_argument(
+        "--dtype", type=_dtypes, default=tuple(DTYPES), metavar="T,T",
+        help=f"with --cores; default {','.join(DTYPES)}",
+    )  # fmt: skip
 
     bench = commands.add_parser("bench", help="time both loop orders on this machine's GPU")
     bench.add_argument("--d", type=_sizes, default=(64, 128), metavar="D,D", help="default 64,128")
@@ -128,6 +148,22 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     bench.add_argument("--causal", action="store_true")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
+
+    peers = commands.add_parser(
+        "peers", help="time flash_attention beside torch's backends on this machine's GPU"
+    )
+    peers.add_argument("--d", type=_sizes, default=(64, 128), metavar="D,D", help="default 64,128")
+    peers.add_argument(
+        "--n", type=_sizes, default=(1024, 4096, 16384), metavar="N,N",
+        help="default 1024,4096,16384",
+    )  # fmt: skip
+    peers.add_argument(
+        "--dtype", type=_dtypes, default=("float16",), metavar="T,T", help="default float16"
+    )
+    only = peers.add_mutually_exclusive_group()
+    only.add_argument("--causal", action="store_true", help="only causal")
+    only.add_argument("--full", action="store_true", help="only without a mask")
+    peers.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
 
     counters = commands.add_parser(
         "counters", help="compare the GPU's own counters (Nsight Compute) with the closed form"
@@ -161,6 +197,14 @@ def _whole(text: str, least: int) -> int:
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(_size(part) for part in text.split(","))
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in DTYPES:
+            raise argparse.ArgumentTypeError(f"{shown(name)} must be one of {', '.join(DTYPES)}")
+    return names
 
 
 def _window(text: str) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """``python -m kernels counters``: the closed form against the GPU's own counters, to the byte.
 
-Nsight Compute counts the bytes that load and store instructions ask global memory for. It runs this
-module again with ``--launch``, which launches every problem once; its counts, in launch order, are
-then compared with ``simattn.predict``.
+Nsight Compute counts the bytes that load and store instructions ask global memory for, and the
+32-byte sectors that L2 sends to the SMs, which is how the tensor-core kernels' copies show. It runs
+this module again with ``--launch``, which launches every problem once; its counts, in launch order,
+are then compared with ``simattn.predict``.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from typing import Any
 import simattn
 
 from .check import Case, inputs
-from .launch import flash_attention
+from .launch import Prepared, prepare
+from .problem import VARIANTS
 
 READ = "smsp__sass_data_bytes_mem_global_op_ld.sum"
+SECTORS, SECTOR_BYTES = "l1tex__m_xbar2l1tex_read_sectors.sum", 32
 WRITE = "smsp__sass_data_bytes_mem_global_op_st.sum"
+METRICS = (READ, SECTORS, WRITE)
 
-CASES = tuple(
+PORTABLE = tuple(
     Case(variant, block_q=64, block_k=64, **problem)
-    for variant in ("q_outer", "kv_outer")
+    for variant in VARIANTS
     for problem in (
         {"n": 1000, "d": 64, "heads": 4, "kv_heads": 4},
         {"n": 1000, "d": 128, "heads": 4, "kv_heads": 4},
@@ -35,26 +39,56 @@ CASES = tuple(
         {"n": 1000, "d": 64, "heads": 4, "kv_heads": 4, "dtype": "float16"},
     )
 )
+CORES = tuple(  # rows of whole sectors
+    Case(variant, dtype="float16", **problem)
+    for variant in ("mma",)
+    for problem in (
+        {"n": 1000, "d": 64, "heads": 4, "kv_heads": 4},
+        {"n": 1000, "d": 128, "heads": 4, "kv_heads": 4},
+        {"n": 1000, "d": 64, "heads": 4, "kv_heads": 4, "is_causal": True},
+        {"n": 700, "s": 333, "d": 80, "e": 48, "heads": 6, "kv_heads": 2, "is_causal": True},
+        {"n": 500, "s": 800, "d": 128, "e": 64, "batch": 2, "window_size": (100, 20)},
+        {"n": 2048, "d": 128, "heads": 4, "kv_heads": 4},
+    )
+)
+CASES = PORTABLE + CORES
 
 
 def launch_all() -> None:
     """Launch every case once, with L."""
+    for case in CASES:
+        prepared(case).launch()
     from ._cuda import cuda
 
-    for case in CASES:
-        arrays = [cuda.to_device(x) for x in inputs(case)]
-        flash_attention(
-            *arrays, is_causal=case.is_causal, window_size=case.window_size, return_lse=True,
-            variant=case.variant, block_q=case.block_q, block_k=case.block_k,
-        )  # fmt: skip
     cuda.synchronize()
 
 
-def predicted(case: Case) -> tuple[int, int]:
-    """Bytes read and written."""
+def prepared(case: Case) -> Prepared:
+    """The launch of a case, with L."""
+    from ._cuda import cuda
+
+    arrays = [cuda.to_device(x) for x in inputs(case)]
+    return prepare(
+        *arrays, is_causal=case.is_causal, window_size=case.window_size, return_lse=True,
+        variant=case.variant, block_q=case.block_q, block_k=case.block_k,
+    )  # fmt: skip
+
+
+def tiles_of(case: Case) -> tuple[int, int]:
+    """Rows of its tiles: a tensor-core kernel has its own for each width."""
+    if case.block_q and case.block_k:
+        return case.block_q, case.block_k
+    layout = prepared(case).layout
+    return layout.block_q, layout.block_k
+
+
+def predicted(case: Case, block_q: int, block_k: int) -> tuple[int, int]:
+    """Bytes read and written, in tiles of these rows. The tensor-core kernels are ``q_outer``."""
+    variant = case.variant if case.variant in VARIANTS else "q_outer"
     traffic = simattn.predict(
-        case.variant, n=case.n, n_k=case.s, d=case.d, dv=case.e, heads=case.heads,
-        kv_heads=case.kv_heads, batch=case.batch, block_q=case.block_q, block_k=case.block_k,
+        variant, n=case.n, n_k=case.s, d=case.d, dv=case.e, heads=case.heads,
+        kv_heads=case.kv_heads, batch=case.batch,
+        block_q=min(block_q, case.n), block_k=min(block_k, case.s or case.n),
         is_causal=case.is_causal, window_size=case.window_size, dtype=case.dtype, return_lse=True,
     ).traffic  # fmt: skip
     return traffic.total_read_bytes, traffic.total_write_bytes
@@ -68,9 +102,21 @@ def main(*, ncu: str = "ncu", json_path: Path | None = None) -> int:
     if len(measured) != len(CASES):
         raise RuntimeError(f"ncu: reported {len(measured)} kernels, expected {len(CASES)}")
     rows = []
-    for case, counts in zip(CASES, measured, strict=True):
-        model = predicted(case)
-        rows.append({"case": str(case), "measured": counts, "predicted": model})
+    for case, counted in zip(CASES, measured, strict=True):
+        block_q, block_k = tiles_of(case)
+        model = predicted(case, block_q, block_k)
+        portable = case.variant in VARIANTS
+        read = counted[READ] if portable else SECTOR_BYTES * counted[SECTORS]
+        counts = read, counted[WRITE]
+        rows.append(
+            {
+                "case": str(case),
+                "block_q": block_q,
+                "block_k": block_k,
+                "measured": counts,
+                "predicted": model,
+            }
+        )
         print(
             f"{'equal' if counts == model else 'DIFFERENT'} {case}: "
             f"read {counts[0]} of {model[0]}, written {counts[1]} of {model[1]} bytes"
@@ -80,7 +126,7 @@ def main(*, ncu: str = "ncu", json_path: Path | None = None) -> int:
     if json_path:
         report: dict[str, Any] = {
             "command": "python -m kernels counters", **environment(),
-            "metrics": [READ, WRITE], "counters": rows,
+            "metrics": [READ, SECTORS, WRITE], "counters": rows,
         }  # fmt: skip
         json_path.write_text(json.dumps(report, indent=1) + "\n")
     return 1 if differ else 0
@@ -90,7 +136,7 @@ def run_ncu(ncu: str) -> str:
     """Nsight Compute's CSV for ``--launch``."""
     command = [
         ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base",
-        "--metrics", f"{READ},{WRITE}",
+        "--metrics", ",".join(METRICS),
         sys.executable, "-m", "kernels", "counters", "--launch",
     ]  # fmt: skip
     try:
@@ -106,22 +152,20 @@ def run_ncu(ncu: str) -> str:
     return done.stdout
 
 
-def read_csv(output: str) -> list[tuple[int, int]]:
-    """(bytes read, bytes written) of each of our kernels, in launch order.
+def read_csv(output: str) -> list[dict[str, int]]:
+    """The metrics of each of our kernels, in launch order.
 
-    >>> read_csv('==PROF== note\\n"ID","Kernel Name","%s","%s"\\n"","","byte","byte"\\n'
-    ...          '"0","flash_q_outer","1,024","64"\\n' % (READ, WRITE))
-    [(1024, 64)]
+    >>> (counts,) = read_csv(
+    ...     '==PROF== note\\n"ID","Kernel Name","%s","%s","%s"\\n"","","byte","sector","byte"\\n'
+    ...     '"0","flash_q_outer","1,024","40","64"\\n' % METRICS)
+    >>> list(counts.values())
+    [1024, 40, 64]
     """
     start = output.find('"ID"')
     if start < 0:
         raise RuntimeError(f"ncu: no table in its output: {output[-500:]}")
     return [
-        (_bytes(row[READ]), _bytes(row[WRITE]))
+        {name: round(float(row[name].replace(",", ""))) for name in METRICS}
         for row in csv.DictReader(io.StringIO(output[start:]))
         if row["ID"].isdecimal() and "flash_" in row["Kernel Name"]
     ]
-
-
-def _bytes(text: str) -> int:
-    return round(float(text.replace(",", "")))

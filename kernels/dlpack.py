@@ -43,7 +43,7 @@ def dlpack_view(name: str, x: Any, stream: int | None = None) -> Tensor:
     capsule = _asked(name, what, lambda: x.__dlpack__(stream=stream or 1))
     tensor = _asked(name, what, lambda: _described(name, x, capsule))
     if stream is None:
-        from .compiled import wait_for
+        from .driver import wait_for
 
         wait_for(1, device)
     return tensor

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._cuda import ELEMENT, SHARED_ALIGN, cuda
+from ._cuda import ELEMENT, SHARED_ALIGN, cuda, types
 from .layout import Layout, buffers
 from .tiles import log_sum, words
 
@@ -211,3 +211,15 @@ def kv_outer(layout: Layout, dtype: str):
 
 
 KERNELS = {"q_outer": q_outer, "kv_outer": kv_outer}
+STORAGE = {"float32": types.float32, "float16": types.float16, "bfloat16": types.uint16}
+
+
+def signature(variant: str, dtype: str):
+    """A kernel's argument types for Numba: pointers, four triples of strides, numbers."""
+    tensor, stats = types.CPointer(STORAGE[dtype]), types.CPointer(types.float32)
+    statistics = 3 if variant == "kv_outer" else 1  # L; and m, l
+    strides = types.UniTuple(types.int64, 3)
+    return types.void(
+        *[tensor] * 4, *[stats] * statistics, *[strides] * 4,
+        *[types.int64] * 8, types.float32, types.int64,
+    )  # fmt: skip

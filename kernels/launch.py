@@ -1,26 +1,21 @@
-"""``flash_attention``: validate once, choose tiles, allocate, launch. No numerics here.
+"""``flash_attention`` and ``prepare``: validate once, allocate, launch. No numerics here.
 
-``problem.py`` and ``tensors.py`` hold the rules that arguments can break, ``compiled.py`` the
-driver.
+``problem.py`` and ``tensors.py`` hold the rules that arguments can break, ``plans.py`` the choice
+of kernel and tiles, ``compiled.py`` its way to machine code, ``driver.py`` the launch.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from . import tensors
-from .layout import Layout, buffers, round_up
-from .problem import Problem, check_block, check_flag, check_softcap, check_variant
+from . import compiled, driver, repeats, tensors
+from .driver import Arguments
+from .plans import Plan, plan
+from .problem import VARIANTS, Problem, check_block, check_flag, check_softcap, check_variant
 from .tensors import Tensor
-
-TILES = ((64, 64), (64, 32), (32, 32), (32, 16), (16, 16))  # block_q, block_k: the first that fits
-SMALLEST = (8, 16)  # fits 48 KiB at the widest, with half a warp a row
-ROWS_A_THREAD = 8
-MAX_THREADS = 1024  # a block's
-WIDE = 128  # from here on a whole warp shares a row of the output, else half a warp
 
 
 def flash_attention(
@@ -39,7 +34,7 @@ def flash_attention(
     block_q: int | None = None,
     block_k: int | None = None,
 ) -> Any:
-    """Exact softmax attention on a CUDA GPU, tiled, with float32 arithmetic.
+    """Exact softmax attention on a CUDA GPU, tiled, with float32 sums.
 
     Parameters
     ----------
@@ -64,8 +59,9 @@ def flash_attention(
         None is the current stream of q's library; else an integer handle, a Numba, torch or CuPy
         stream, or an object with ``__cuda_stream__``.
     variant : str, optional
-        ``q_outer`` or ``kv_outer``: which tiles stay on chip, see `kernels.flash_simt`. By default
-        the fastest kernel that takes the problem, see `chosen`.
+        The kernel: ``q_outer`` or ``kv_outer`` of `kernels.flash_simt`, by which tiles stay on
+        chip; ``mma`` of `kernels.flash_mma`, on tensor cores. By default the fastest that takes
+        the problem; `prepare` tells which that is.
     block_q, block_k : int, optional
         Rows of a Q tile and of a K and V tile of `kernels.flash_simt`; by default the largest usual
         ones that fit.
@@ -82,179 +78,209 @@ def flash_attention(
     ImportError, RuntimeError
         Without numba-cuda; without a GPU.
     """
-    if variant is not None:
-        check_variant(variant)
-    check_softcap(softcap)
-    check_flag("return_lse", return_lse)
-    block_q, block_k = check_block("block_q", block_q), check_block("block_k", block_k)
-    inputs, result, handle = tensors.views(q, k, v, out, stream)
-    problem = Problem.of(
-        *(x.shape for x in inputs), inputs[0].dtype,
-        is_causal=is_causal, scale=scale, window_size=window_size,
+    key = None
+    if stream is None:
+        options = (is_causal, scale, window_size, softcap, return_lse, variant, block_q, block_k)
+        key = repeats.key((q, k, v, out), options)
+        repeat = repeats.find(key)
+        if repeat is not None and (answer := repeat(q, k, v, out)) is not None:
+            return answer
+    call = _Call.of(
+        q, k, v, is_causal=is_causal, scale=scale, window_size=window_size, softcap=softcap,
+        return_lse=return_lse, out=out, stream=stream, variant=variant, block_q=block_q,
+        block_k=block_k,
     )  # fmt: skip
-    tensors.check_alike(inputs)
-    if out is None and inputs[0].container == "other":
-        raise TypeError(f"out: must be given for q of type {type(q).__name__}")
-    if result is not None:
-        tensors.check_out(result, problem.out_shape, inputs)
-    options = {"variant": variant, "block_q": block_q, "block_k": block_k}
-    if inputs[0].container == "numpy":
-        return _on_numpy(problem, inputs, out, return_lse, handle, options)
-    return _on_device(problem, inputs, result, return_lse, handle, **options)
+    if call.inputs[0].container == "numpy":
+        return _on_numpy(call)
+    prepared = _prepare(call)
+    prepared.launch(call.stream)
+    if key is not None and prepared._built is not None:
+        repeats.remember(key, prepared._plan, prepared._built.loaded, prepared._views)
+    return prepared.out if prepared.lse is None else (prepared.out, prepared.lse)
 
 
-def chosen(problem: Problem, views: list[Tensor]) -> str:
-    """The kernel that `flash_attention` launches when it is told none: ``mma``, on tensor cores,
-    for 16-bit tensors whose widths are multiples of 8 and whose rows are aligned to 16 bytes, on
-    compute capability 8.0 and up; else ``q_outer``."""
-    if problem.dtype == "float32":
-        return "q_outer"
-    from .compiled import limits
-    from .launch_mma import takes
-
-    capability = limits(views[0].device or 0).capability
-    return "mma" if takes(problem, views, capability) else "q_outer"
-
-
-def choose(
-    variant: str,
-    d: int,
-    e: int,
+def prepare(
+    q: Any,
+    k: Any,
+    v: Any,
     *,
-    shared_per_block: int,
-    shared_per_sm: int,
-    registers_per_sm: int = 65536,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    out: Any = None,
+    stream: Any = None,
+    variant: str | None = None,
     block_q: int | None = None,
     block_k: int | None = None,
-) -> Layout:
-    """A layout for these widths that fits a block's shared memory (bytes).
+    layout: Any = None,
+) -> Prepared:
+    """Everything of `flash_attention` but the launch, for arrays on a GPU.
 
-    >>> layout = choose("q_outer", 128, 128, shared_per_block=232448, shared_per_sm=233472)
-    >>> layout.block_q, layout.block_k, layout.threads, layout.min_blocks
-    (64, 64, 128, 2)
+    Choose, compile, allocate, and pack the arguments once; launch as often as the same memory holds
+    new values. Takes and raises what `flash_attention` does, and TypeError for NumPy arrays.
+    ``layout`` sets the tiles of a tensor-core kernel: `kernels.mma_layout.MmaLayout` for ``mma``.
     """
-    tried = [(*tile, 32 if e > WIDE else 16) for tile in TILES]
-    tried += [(*tile, 16) for tile in (*TILES, SMALLEST)]
-    for rows, keys, tx in dict.fromkeys((block_q or r, block_k or k, tx) for r, k, tx in tried):
-        ty = 8
-        while rows > ty * ROWS_A_THREAD and ty * tx < MAX_THREADS:
-            ty *= 2
-        layout = Layout(rows, keys, round_up(d, tx), round_up(e, tx), ty, tx)
-        needed = buffers(variant, layout).bytes
-        if needed <= shared_per_block:
-            by_shared = shared_per_sm // (needed + 1024)  # the system keeps 1 KiB a block
-            by_registers = registers_per_sm // (layout.threads * layout.registers)
-            return replace(layout, min_blocks=max(1, min(by_shared, by_registers)))
-    raise ValueError(
-        f"block_q, block_k: tiles of {rows} x {keys} at widths {d} and {e} need {needed} bytes of "
-        f"shared memory, the device has {shared_per_block} a block"
-    )
-
-
-def choose_for(
-    device: int, variant: str, d: int, e: int, block_q: int | None, block_k: int | None
-) -> Layout:
-    """The layout that `flash_attention` uses on this device."""
-    from .compiled import limits
-
-    has = limits(device)
-    return choose(
-        variant, d, e, block_q=block_q, block_k=block_k, shared_per_block=has.shared_per_block,
-        shared_per_sm=has.shared_per_sm, registers_per_sm=has.registers_per_sm,
+    call = _Call.of(
+        q, k, v, is_causal=is_causal, scale=scale, window_size=window_size, softcap=softcap,
+        return_lse=return_lse, out=out, stream=stream, variant=variant, block_q=block_q,
+        block_k=block_k, layout=layout,
     )  # fmt: skip
+    if call.inputs[0].container == "numpy":
+        raise TypeError("q: ndarray lies on the host; prepare takes arrays on a GPU")
+    return _prepare(call)
 
 
-def _on_device(
-    problem: Problem,
-    inputs: list[Tensor],
-    result: Tensor | None,
-    return_lse: bool,
-    stream: int | None,
-    *,
-    variant: str | None,
-    block_q: int | None,
-    block_k: int | None,
-) -> Any:
-    if variant is None:
-        of_simt = block_q is not None or block_k is not None
-        views = inputs if result is None else [*inputs, result]
-        variant = "q_outer" if of_simt else chosen(problem, views)
-    if variant == "mma":
-        from .launch_mma import run
+class Prepared:
+    """A launch with its arguments in place. Keeps the tensors alive.
 
-        return run(problem, inputs, result, return_lse, stream)
-    q = inputs[0]
-    strides = [x.kernel_strides() for x in inputs]
-    if result is not None:
-        strides.append(result.kernel_strides())
-    from .compiled import argument_kinds, load, on_device
+    Attributes
+    ----------
+    out, lse : array
+        What each launch writes; ``lse`` is None if it was not asked for.
+    variant : str
+        The kernel, as `flash_attention` names it.
+    layout
+        Its tiles: ``block_q``, ``block_k``, ``threads``.
+    registers : int
+        A thread's.
+    compile_seconds : float
+        What compiling and loading took when this process first needed the kernel.
+    from_disk : bool
+        Whether another process had compiled it.
+    """
 
-    device = q.device or 0
-    layout = choose_for(device, variant, problem.d, problem.e, block_q, block_k)
-    grid = problem.programs(variant, layout.block_q)
-    handle = tensors.stream_of(q, stream)
-    kernel = load(variant, layout, problem.dtype, device) if grid else None
+    def __init__(self, plan: Plan, built: Any, views: list[Tensor], lse: Any, stats: Any) -> None:
+        self._plan, self._built, self._views, self._stats = plan, built, views, stats
+        self.out, self.lse = views[3].source, lse
+        self.variant, self.layout = plan.kernel.variant, plan.kernel.layout
+        self.registers = built.loaded.registers if built else 0
+        self.compile_seconds = built.seconds if built else 0.0
+        self.from_disk = bool(built and built.from_disk)
+        pointers = [x.pointer for x in (*views, *stats)]
+        self._arguments = Arguments(plan.pack(pointers)) if built else None
 
-    if result is None:
-        memory = tensors.empty(q, problem.out_shape, problem.dtype, handle)
-        result = tensors.view("out", memory, handle)
-        strides.append(result.kernel_strides())
+    def __repr__(self) -> str:
+        return (
+            f"Prepared({self.variant}, {self._plan.kernel.dtype}, tiles {self.layout.block_q} x "
+            f"{self.layout.block_k}, {self._plan.grid} blocks of {self.layout.threads} threads, "
+            f"{self.registers} registers, "
+            f"{'loaded' if self.from_disk else 'compiled'} in {self.compile_seconds:.2f} s)"
+        )
+
+    def launch(self, stream: Any = None) -> None:
+        """Queue it, on ``stream`` or the current stream of q's library."""
+        if self._built is None:  # nothing to compute
+            return
+        handle = tensors.stream_of(self._views[0], stream)
+        with driver.on_device(self._plan.device):
+            self._built.loaded.launch(self._plan.grid, handle, self._arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call's arguments, checked."""
+
+    problem: Problem
+    inputs: list[Tensor]
+    out: Tensor | None
+    stream: int | None
+    return_lse: bool
+    variant: str | None
+    block_q: int | None
+    block_k: int | None
+    layout: Any = None
+
+    @classmethod
+    def of(
+        cls, q, k, v, *, is_causal, scale, window_size, softcap, return_lse, out, stream, variant,
+        block_q, block_k, layout=None,
+    ) -> _Call:  # fmt: skip
+        if variant is not None:
+            check_variant(variant)
+        check_softcap(softcap)
+        check_flag("return_lse", return_lse)
+        block_q, block_k = check_block("block_q", block_q), check_block("block_k", block_k)
+        inputs, result, handle = tensors.views(q, k, v, out, stream)
+        problem = Problem.of(
+            *(x.shape for x in inputs), inputs[0].dtype,
+            is_causal=is_causal, scale=scale, window_size=window_size,
+        )  # fmt: skip
+        tensors.check_alike(inputs)
+        if out is None and inputs[0].container == "other":
+            raise TypeError(f"out: must be given for q of type {type(q).__name__}")
+        if result is not None:
+            tensors.check_out(result, problem.out_shape, inputs)
+        return cls(problem, inputs, result, handle, return_lse, variant, block_q, block_k, layout)
+
+
+def _prepare(call: _Call) -> Prepared:
+    """Choose, compile, then allocate what the caller did not give."""
+    q, problem = call.inputs[0], call.problem
+    # Memory that we allocate is contiguous and aligned.
+    out = call.out or replace(
+        q, name="out", pointer=0, shape=problem.out_shape,
+        strides=tensors.contiguous(problem.out_shape),
+    )  # fmt: skip
+    planned = plan(
+        problem, [*call.inputs, out], return_lse=call.return_lse, variant=call.variant,
+        block_q=call.block_q, block_k=call.block_k, layout=call.layout,
+    )  # fmt: skip
+    built = compiled.load(planned.kernel, planned.device) if planned.grid else None
+    stream = tensors.stream_of(q, call.stream)
+    if call.out is None:
+        memory = tensors.empty(q, problem.out_shape, problem.dtype, stream)
+        out = tensors.view("out", memory, stream)
     stats = [
-        tensors.view(name, tensors.empty(q, problem.lse_shape, "float32", handle), handle)
-        for name in (["L"] if return_lse else []) + (["m", "l"] if variant == "kv_outer" else [])
+        tensors.view(name, tensors.empty(q, problem.lse_shape, "float32", stream), stream)
+        for name in planned.statistics
     ]
-    if kernel is not None:
-        pointers = [x.pointer for x in (*inputs, result, *stats)]
-        if not return_lse:
-            pointers.insert(4, 0)
-        numbers = (x for triple in strides for x in triple)
-        args = (*pointers, *numbers, *problem.scalars(), int(return_lse))
-        with on_device(device):
-            kernel.launch(grid, handle, args, argument_kinds(variant))
-    return (result.source, stats[0].source) if return_lse else result.source
+    lse = stats[0].source if call.return_lse else None
+    return Prepared(planned, built, [*call.inputs, out], lse, stats)
 
 
-def _on_numpy(
-    problem: Problem,
-    inputs: list[Tensor],
-    out: np.ndarray | None,
-    return_lse: bool,
-    stream: int | None,
-    options: dict[str, Any],
-) -> Any:
+def _on_numpy(call: _Call) -> Any:
     """Copy to the GPU and back; under the simulator, simulate."""
     from ._cuda import SIMULATOR, cuda
 
-    arrays = [np.ascontiguousarray(_native(x.source)) for x in inputs]
+    problem, out = call.problem, call.out and call.out.source
+    arrays = [np.ascontiguousarray(_native(x.source)) for x in call.inputs]
     if SIMULATOR:
         from .counting import run
 
-        blocks = options["block_q"] or 8, options["block_k"] or 8
-        variant = options["variant"] or "q_outer"
-        simulated = run(problem, arrays, variant, *blocks, return_lse)
+        variant = call.variant or "q_outer"
+        if variant not in VARIANTS:
+            raise ValueError(
+                f"variant: {variant!r} does not run under Numba's simulator; "
+                "kernels.emulate and python -m kernels traffic run it without a GPU"
+            )
+        blocks = call.block_q or 8, call.block_k or 8
+        simulated = run(problem, arrays, variant, *blocks, call.return_lse)
         computed, lse = simulated.out, simulated.lse
     else:
-        from .compiled import limits
-
-        limits(0)  # says so if there is no GPU
+        driver.limits(0)  # says so if there is no GPU
         bits = [x.view(np.uint16) if problem.dtype == "bfloat16" else x for x in arrays]
         on_gpu = [cuda.to_device(x) for x in bits]
-        views = [_like(x, tensors.view(x.name, y)) for x, y in zip(inputs, on_gpu, strict=True)]
+        views = [
+            _like(x, tensors.view(x.name, y)) for x, y in zip(call.inputs, on_gpu, strict=True)
+        ]
         if out is None:
             result = cuda.device_array(problem.out_shape, bits[0].dtype)
         else:  # what it holds goes along, so that an element never written shows
             result = cuda.to_device(np.ascontiguousarray(_native(out)).view(bits[0].dtype))
-        target = _like(inputs[0], tensors.view("out", result))
+        target = _like(call.inputs[0], tensors.view("out", result))
         cuda.synchronize()  # the copies are on the default stream, the launch may be on another
-        done = _on_device(problem, views, target, return_lse, stream, **options)
+        prepared = _prepare(replace(call, inputs=views, out=target))
+        prepared.launch(call.stream)
         cuda.synchronize()
         computed = result.copy_to_host().view(arrays[0].dtype)
-        lse = done[1].copy_to_host() if return_lse else None
+        lse = prepared.lse.copy_to_host() if call.return_lse else None
     if out is None:
         out = computed
     else:
         out[...] = computed
-    return (out, lse) if return_lse else out
+    return (out, lse) if call.return_lse else out
 
 
 def _native(x: np.ndarray) -> np.ndarray:

@@ -7,10 +7,15 @@ MR x ME output sums in its registers. Neighbouring threads touch neighbouring wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_WIDTH = 256
 IN_FLIGHT = 16  # elements a thread asks global memory for before it waits
+TILES = ((64, 64), (64, 32), (32, 32), (32, 16), (16, 16))  # block_q, block_k: the first that fits
+SMALLEST = (8, 16)  # fits 48 KiB at the widest, with half a warp a row
+ROWS_A_THREAD = 8
+MAX_THREADS = 1024  # a block's
+WIDE = 128  # from here on a whole warp shares a row of the output, else half a warp
 
 
 def round_up(x: int, step: int) -> int:
@@ -132,3 +137,38 @@ def rows_at_once(rows: int, cols: int) -> int:
     """
     most = max(1, IN_FLIGHT // cols)
     return max(at_once for at_once in range(1, most + 1) if rows % at_once == 0)
+
+
+def choose(
+    variant: str,
+    d: int,
+    e: int,
+    *,
+    shared_per_block: int,
+    shared_per_sm: int,
+    registers_per_sm: int = 65536,
+    block_q: int | None = None,
+    block_k: int | None = None,
+) -> Layout:
+    """A layout for these widths that fits a block's shared memory (bytes).
+
+    >>> layout = choose("q_outer", 128, 128, shared_per_block=232448, shared_per_sm=233472)
+    >>> layout.block_q, layout.block_k, layout.threads, layout.min_blocks
+    (64, 64, 128, 2)
+    """
+    tried = [(*tile, 32 if e > WIDE else 16) for tile in TILES]
+    tried += [(*tile, 16) for tile in (*TILES, SMALLEST)]
+    for rows, keys, tx in dict.fromkeys((block_q or r, block_k or k, tx) for r, k, tx in tried):
+        ty = 8
+        while rows > ty * ROWS_A_THREAD and ty * tx < MAX_THREADS:
+            ty *= 2
+        layout = Layout(rows, keys, round_up(d, tx), round_up(e, tx), ty, tx)
+        needed = buffers(variant, layout).bytes
+        if needed <= shared_per_block:
+            by_shared = shared_per_sm // (needed + 1024)  # the system keeps 1 KiB a block
+            by_registers = registers_per_sm // (layout.threads * layout.registers)
+            return replace(layout, min_blocks=max(1, min(by_shared, by_registers)))
+    raise ValueError(
+        f"block_q, block_k: tiles of {rows} x {keys} at widths {d} and {e} need {needed} bytes of "
+        f"shared memory, the device has {shared_per_block} a block"
+    )

@@ -17,7 +17,9 @@ import numpy as np
 from .layout import MAX_WIDTH
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes an element
-VARIANTS = ("q_outer", "kv_outer")
+VARIANTS = ("q_outer", "kv_outer")  # the portable kernels
+TENSOR_CORES = ("mma",)  # the fastest first
+ALL_VARIANTS = (*VARIANTS, *TENSOR_CORES)
 MAX_PROGRAMS = 2**31 - 1  # a grid's first dimension
 
 
@@ -113,10 +115,10 @@ class Problem:
 
 
 def check_variant(variant: str) -> str:
-    known = isinstance(variant, str) and variant in VARIANTS
+    known = isinstance(variant, str) and variant in ALL_VARIANTS
     if not known:
         error = ValueError if isinstance(variant, str) else TypeError
-        raise error(f"variant: {shown(variant)} must be one of {', '.join(VARIANTS)}")
+        raise error(f"variant: {shown(variant)} must be one of {', '.join(ALL_VARIANTS)}")
     return variant
 
 

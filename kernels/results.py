@@ -1,6 +1,7 @@
 """``python -m kernels results``: stored GPU measurements as Markdown, the tables of the README.
 
-Measurements are files of ``kernels/results``, written by ``bench --json`` and ``counters --json``.
+Measurements are files of ``kernels/results``, written by ``bench``, ``peers`` and ``counters``
+with ``--json``.
 """
 
 from __future__ import annotations
@@ -21,12 +22,46 @@ def main(files: Iterable[Path] = ()) -> int:
     for path in paths:
         try:
             report = json.loads(path.read_text())
-            table = bench_table(report) if "rows" in report else counters_table(report)
+            table = table_of(report)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{path}: is no report of bench or counters: {reason}") from error
+            raise ValueError(
+                f"{path}: is no report of bench, peers or counters: {reason}"
+            ) from error
         print(table, end="\n\n")
     return 0
+
+
+def table_of(report: dict[str, Any]) -> str:
+    """The table of any of them."""
+    if "rows" in report:
+        return bench_table(report)
+    return peers_table(report) if "peers" in report else counters_table(report)
+
+
+def peers_table(report: dict[str, Any]) -> str:
+    """A row a shape: TFLOP/s of ours and torch's backends, and ours over each of theirs."""
+    rows = report["peers"]
+    backends = [x for x in dict.fromkeys(x for row in rows for x in row["seconds"]) if x != "ours"]
+    head = ["dtype", "d", "N", "mask", "kernel", "tiles", "ours"]
+    head += [f"torch {name}" for name in backends]
+    head += [f"ours / {name}" for name in backends] + ["of ceiling"]
+    tops = ", ".join(f"{x / 1e12:.0f} in {name}" for name, x in report["ceiling"].items())
+    lines = [f"{_about(report)} TFLOP/s; the ceiling, a matrix product: {tops}.", ""]
+    lines += [_row(head), _row(["---"] * len(head))]
+    for row in rows:
+        speed = {name: row["flops"] / t / 1e12 for name, t in row["seconds"].items()}
+        cells = [
+            row["dtype"], f"{row['d']}", f"{row['n']}", "causal" if row["is_causal"] else "full",
+            f"`{row['variant']}`", f"{row['block_q']} x {row['block_k']}", f"{speed['ours']:.0f}",
+        ]  # fmt: skip
+        cells += [f"{speed[name]:.0f}" if name in speed else "-" for name in backends]
+        cells += [
+            f"{speed['ours'] / speed[name]:.2f}" if name in speed else "-" for name in backends
+        ]
+        cells.append(f"{100 * speed['ours'] * 1e12 / report['ceiling'][row['dtype']]:.0f} %")
+        lines.append(_row(cells))
+    return "\n".join(lines)
 
 
 def bench_table(report: dict[str, Any]) -> str:

@@ -348,7 +348,7 @@ def _cuda_array_view(name: str, x: Any, stream: int | None) -> Tensor:
         name, _library(x), pointer, shape, elements, dtype.name, max(1, dtype.itemsize), 0, x,
         readonly,
     )  # fmt: skip
-    from .compiled import device_of, wait_for
+    from .driver import device_of, wait_for
 
     tensor = replace(_sound(tensor), device=device_of(pointer))
     legacy = (0, 1)  # two names of the default stream

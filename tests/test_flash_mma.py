@@ -351,9 +351,8 @@ def test_layouts_fit_a_devices_shared_memory(capability, most):
     ],
 )
 def test_what_the_launcher_gives_to_tensor_cores(q, taken):
-    pytest.importorskip("cuda.bindings")
     from kernels import tensors
-    from kernels.launch_mma import takes as takes_problem
+    from kernels.plans import refusal
     from kernels.problem import Problem
 
     view = tensors.view("q", q)
@@ -364,8 +363,8 @@ def test_what_the_launcher_gives_to_tensor_cores(q, taken):
             Problem.of(q.shape, q.shape, q.shape, q.dtype.name)
         return
     problem = Problem.of(q.shape, q.shape, q.shape, q.dtype.name)
-    assert takes_problem(problem, [view], (8, 0)) is taken
-    assert not takes_problem(problem, [view], (7, 5))
+    assert (refusal("mma", problem, [view], (8, 0)) == "") is taken
+    assert "compute capability" in refusal("mma", problem, [view], (7, 5))
 
 
 @pytest.mark.parametrize("mask", [{}, {"is_causal": True}, {"window_size": (9, 4)}])

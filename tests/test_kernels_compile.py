@@ -7,7 +7,7 @@ import os
 import pytest
 import toolkit
 
-from kernels.launch import choose
+from kernels.layout import choose
 from kernels.problem import VARIANTS
 
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
@@ -31,10 +31,10 @@ H200 = {"shared_per_block": 232448, "shared_per_sm": 233472}
     ],
 )
 def test_arrays_become_registers_and_loads_16_bytes(variant, d, e, dtype) -> None:
-    from kernels.compiled import Wanted, ptx
+    from kernels.compiled import Kernel, ptx
 
     layout = choose(variant, d, e, **H200)
-    text = ptx(Wanted(variant, layout, dtype, (9, 0)))
+    text = ptx(Kernel(variant, layout, dtype), (9, 0))
     assert ".local" not in text
     assert ".f64" not in text
     operands = layout.MR + layout.MC  # of S = Q K^T, and MR of P V

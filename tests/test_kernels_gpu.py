@@ -37,12 +37,13 @@ def test_agrees_with_float64(case: check.Case, compiled) -> None:
 @pytest.mark.parametrize("d", [32, 64, 128, 256])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_nothing_spills(variant, d, dtype) -> None:
-    from kernels.compiled import limits, load
-    from kernels.launch import choose_for
+    from kernels.compiled import Kernel, load
+    from kernels.driver import limits
+    from kernels.plans import tiles
 
     if limits(0).capability[0] != 9:
         pytest.skip("measured for compute capability 9.0")
-    kernel = load(variant, choose_for(0, variant, d, d, None, None), dtype, 0)
+    kernel = load(Kernel(variant, tiles(0, variant, d, d, None, None), dtype), 0).loaded
     assert kernel.local_bytes == 0
     assert kernel.registers <= 255
 
@@ -157,9 +158,9 @@ def agrees(out, q, k, v, *, stores=1, **mask) -> bool:
 
 def stores(variant: str, s: int, d: int) -> int:
     """How often a launch stores O."""
-    from kernels.launch import choose_for
+    from kernels.plans import tiles
 
-    block_k = choose_for(0, variant, d, d, None, None).block_k
+    block_k = tiles(0, variant, d, d, None, None).block_k
     return -(-s // block_k) if variant == "kv_outer" else 1
 
 
@@ -352,8 +353,6 @@ def test_bench_measures_a_shape(variant) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_without_a_variant_the_fastest_kernel_that_takes_the_problem(torch, dtype) -> None:
-    from kernels import launch_mma
-
     def tensors(n, s, d, e):
         make = functools.partial(torch.randn, device="cuda", dtype=getattr(torch, dtype))
         return make(2, 6, n, d), make(2, 2, s, d), make(2, 2, s, e)
@@ -365,7 +364,7 @@ def test_without_a_variant_the_fastest_kernel_that_takes_the_problem(torch, dtyp
         options = {"return_lse": True, **mask}
         aligned = tensors(300, 333, 64, 96)
         ours = kernels.flash_attention(*aligned, **options)
-        assert same(ours, launch_mma.attention(*aligned, **options))
+        assert same(ours, kernels.flash_attention(*aligned, variant="mma", **options))
         assert not torch.equal(
             ours[0], kernels.flash_attention(*aligned, variant="q_outer", **options)[0]
         )

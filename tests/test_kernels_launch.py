@@ -10,6 +10,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import struct
 import subprocess
 import sys
 import tomllib
@@ -25,10 +26,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kernels
-from kernels import launch, layout, problem, tensors
+from kernels import layout, problem, tensors
 from kernels.dlpack import _DLTensor
-from kernels.launch import choose
-from kernels.layout import Layout, buffers
+from kernels.layout import Layout, buffers, choose
 from kernels.problem import MAX_WIDTH, VARIANTS, Problem
 
 ROOT = Path(__file__).parent.parent
@@ -265,28 +265,30 @@ def fake_gpu(monkeypatch) -> types.SimpleNamespace:
     pytest.importorskip("numba_cuda")
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
         pytest.skip("the simulator has no device memory")
-    from kernels import compiled
+    from kernels import compiled, driver
 
     seen = types.SimpleNamespace(waits=[], launches=[], loads=[], contexts=[])
-    limits = compiled.Limits(232448, 233472, 65536, (9, 0))
+    limits = driver.Limits(232448, 233472, 65536, (9, 0))
 
-    class Kernel:
-        def launch(self, grid, stream, args, kinds) -> None:
-            seen.launches.append((grid, stream, args, kinds))
+    class Loaded:
+        registers = 1
+
+        def launch(self, grid, stream, arguments) -> None:
+            seen.launches.append((grid, stream, bytes(arguments._buffer)))
 
     def load(*wanted):
         seen.loads.append(wanted)
-        return Kernel()
+        return compiled.Built(Loaded(), 0.0, False)
 
     def on_device(device):
         seen.contexts.append(device)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(compiled, "limits", lambda device: limits)
-    monkeypatch.setattr(compiled, "device_of", lambda address: address >> 30)
-    monkeypatch.setattr(compiled, "wait_for", lambda *what: seen.waits.append(what))
+    monkeypatch.setattr(driver, "limits", lambda device: limits)
+    monkeypatch.setattr(driver, "device_of", lambda address: address >> 30)
+    monkeypatch.setattr(driver, "wait_for", lambda *what: seen.waits.append(what))
     monkeypatch.setattr(compiled, "load", load)
-    monkeypatch.setattr(compiled, "on_device", on_device)
+    monkeypatch.setattr(driver, "on_device", on_device)
     monkeypatch.setattr(tensors, "empty", lambda like, shape, dtype, stream: CudaArray(shape))
     return seen
 
@@ -399,7 +401,7 @@ def test_a_producers_stream_is_waited_for(producer, stream, waits, fake_gpu) -> 
 def test_waiting_is_done_in_the_devices_context(monkeypatch) -> None:
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
         pytest.skip("the simulator has no driver")
-    from kernels import compiled
+    from kernels import driver
 
     seen = []
 
@@ -413,11 +415,11 @@ def test_waiting_is_done_in_the_devices_context(monkeypatch) -> None:
         seen.append(stream)
         return (0,)
 
-    driver = types.SimpleNamespace(cuStreamSynchronize=synchronize)
-    monkeypatch.setattr(compiled, "on_device", on_device)
-    monkeypatch.setattr(compiled, "_driver", lambda: driver)
-    compiled.wait_for(98, 1)
-    compiled.wait_for(1, 0)
+    bindings = types.SimpleNamespace(cuStreamSynchronize=synchronize)
+    monkeypatch.setattr(driver, "on_device", on_device)
+    monkeypatch.setattr(driver, "driver", lambda: bindings)
+    driver.wait_for(98, 1)
+    driver.wait_for(1, 0)
     assert seen == ["enter 1", 98, "leave", "enter 0", 0, "leave"]
 
 
@@ -445,7 +447,7 @@ def test_a_kernel_runs_on_the_device_of_its_memory(make, fake_gpu) -> None:
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_a_kernel_gets_its_arguments_in_order(variant, return_lse, monkeypatch, fake_gpu) -> None:
     """Without a GPU: what would be launched, on addresses that nobody reads."""
-    from kernels import compiled
+    from kernels import flash_simt
 
     addresses = iter(range(1 << 20, 1 << 24, 1 << 20))
 
@@ -461,8 +463,8 @@ def test_a_kernel_gets_its_arguments_in_order(variant, return_lse, monkeypatch, 
     )  # fmt: skip
     assert (result[0] if return_lse else result) is out
 
-    ((grid, stream, args, kinds),) = fake_gpu.launches
-    assert len(args) == len(kinds) == (29 if variant == "kv_outer" else 27)
+    ((grid, stream, packed),) = fake_gpu.launches
+    args = struct.unpack("7Q12q8qfq" if variant == "kv_outer" else "5Q12q8qfq", packed)
     assert (grid, stream) == (2 * 4 * 3 if variant == "q_outer" else 2 * 4, 99)
     pointers, strides, numbers = args[:-22], args[-22:-10], args[-10:]
     mib = 1 << 20
@@ -474,7 +476,7 @@ def test_a_kernel_gets_its_arguments_in_order(variant, return_lse, monkeypatch, 
         9000, 2000, 10, 2 * 70 * 8, 70 * 8, 8, 2 * 70 * 6, 70 * 6, 6, 4 * 130 * 6, 130 * 6, 6
     )  # fmt: skip
     assert numbers == (130, 70, 8, 6, 4, 2, 11, 200, 0.5, int(return_lse))
-    assert len(compiled.signature(variant, "float32").args) == len(pointers) + 4 + 10
+    assert len(flash_simt.signature(variant, "float32").args) == len(pointers) + 4 + 10
 
 
 def tensor(shape, strides, pointer=0) -> tensors.Tensor:
@@ -647,7 +649,8 @@ def test_numpy_arrays_travel_in_native_order_and_out_with_what_it_holds(
     q, k, v = (np.arange(8).reshape(2, 4).astype(dtype) for _ in range(3))
     out = np.full((2, 4), np.nan).astype(dtype)
     kernels.flash_attention(q, k, v, out=out)
-    ((_, _, args, _),) = fake_gpu.launches
+    ((_, _, packed),) = fake_gpu.launches
+    args = struct.unpack_from("5Q", packed)
     native = dtype.newbyteorder("=")
     for address in args[:3]:
         assert memory[address].dtype.isnative
@@ -722,7 +725,7 @@ def test_every_variant_has_a_kernel_and_a_closed_form() -> None:
     simattn = pytest.importorskip("simattn")
     for variant in problem.VARIANTS:
         assert simattn.predict(variant, n=4, d=2, block_q=2, block_k=2).traffic.total_elems
-    assert launch.TILES[0] == (64, 64)
+    assert layout.TILES[0] == (64, 64)
 
 
 @pytest.mark.parametrize(
@@ -737,13 +740,9 @@ def test_every_variant_has_a_kernel_and_a_closed_form() -> None:
         ("float32", 64, 64, 1024, 64, (9, 0), "q_outer"),
     ],
 )
-def test_the_kernel_chosen(monkeypatch, dtype, d, e, pointer, row, capability, kernel) -> None:
-    from kernels import compiled, launch_mma
-    from kernels.launch import chosen
+def test_the_kernel_chosen(dtype, d, e, pointer, row, capability, kernel) -> None:
+    from kernels.plans import chosen
 
-    limits = compiled.Limits(232448, 233472, 65536, capability)
-    for module in (compiled, launch_mma):
-        monkeypatch.setattr(module, "limits", lambda _: limits)
     problem = Problem.of((2, 5, d), (2, 7, d), (2, 7, e), dtype)
     size = 4 if dtype == "float32" else 2
     views = [
@@ -751,4 +750,4 @@ def test_the_kernel_chosen(monkeypatch, dtype, d, e, pointer, row, capability, k
                        0, None)
         for name, rows, width in (("q", 5, d), ("k", 7, d), ("v", 7, e))
     ]  # fmt: skip
-    assert chosen(problem, views) == kernel
+    assert chosen(problem, views, capability) == kernel

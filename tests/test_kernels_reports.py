@@ -61,11 +61,12 @@ STORED = [json.loads(path.read_text()) for path in sorted(results.FOLDER.glob("*
 
 
 def test_stored_counters_are_what_the_closed_form_says_today() -> None:
-    cases = {str(case): counters.predicted(case) for case in counters.CASES}
+    cases = {str(case): case for case in counters.CASES}
     rows = [row for report in STORED for row in report.get("counters", ())]
     assert len(rows) >= len(counters.CASES)
     for row in rows:
-        assert tuple(row["measured"]) == tuple(row["predicted"]) == cases[row["case"]]
+        model = counters.predicted(cases[row["case"]], row["block_q"], row["block_k"])
+        assert tuple(row["measured"]) == tuple(row["predicted"]) == model
 
 
 def test_stored_times_stand_beside_the_traffic_predicted_today() -> None:
@@ -99,7 +100,7 @@ def test_what_is_no_report_is_refused_in_one_line(text, tmp_path, capsys) -> Non
     assert cli.main(["results", str(path)]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
-    assert f"{path}: is no report of bench or counters" in printed.err
+    assert f"{path}: is no report of bench, peers or counters" in printed.err
 
 
 def test_bfloat16_without_ml_dtypes_is_said_in_one_line(monkeypatch) -> None:
@@ -111,7 +112,7 @@ def test_bfloat16_without_ml_dtypes_is_said_in_one_line(monkeypatch) -> None:
 @pytest.fixture
 def gpu_assumed(monkeypatch) -> None:
     pytest.importorskip("numba_cuda")
-    monkeypatch.setattr("kernels.compiled.need_gpu", lambda: None)
+    monkeypatch.setattr("kernels.driver.need_gpu", lambda: None)
 
 
 def test_counters_compare_measured_with_predicted_bytes(
@@ -119,13 +120,18 @@ def test_counters_compare_measured_with_predicted_bytes(
 ) -> None:
     def output(spoil: int) -> str:
         rows = [
-            f'"{i}","void flash_kernel(float *)","{read:,}","{write + spoil}"'
-            for i, (read, write) in enumerate(map(counters.predicted, counters.CASES))
+            f'"{i}","void flash_kernel(float *)","{read:,}","{read // 32}","{write + spoil}"'
+            for i, (read, write) in enumerate(
+                counters.predicted(case, *counters.tiles_of(case)) for case in counters.CASES
+            )
         ]
-        head = f'"ID","Kernel Name","{counters.READ}","{counters.WRITE}"\n"","","byte","byte"\n'
+        names = '","'.join(counters.METRICS)
+        head = f'"ID","Kernel Name","{names}"\n"","","byte","sector","byte"\n'
         return "==PROF== Connected\n" + head + "\n".join(rows) + "\n"
 
     monkeypatch.setattr("kernels.bench.environment", lambda: {"card": "none"})
+    tiles_of = lambda case: (case.block_q or 128, case.block_k or 64)  # noqa: E731
+    monkeypatch.setattr(counters, "tiles_of", tiles_of)
     for spoil, code in ((0, 0), (4, 1)):
         monkeypatch.setattr(counters, "run_ncu", lambda ncu, spoil=spoil: output(spoil))
         path = tmp_path / f"{spoil}.json"
@@ -146,7 +152,7 @@ def test_predicted_bytes_by_hand() -> None:
     """4 heads of 1000 rows, width 64, 16 row tiles: Q once, K and V 16 times; O and L written."""
     case = Case("q_outer", 1000, 64, heads=4, kv_heads=4, block_q=64, block_k=64)
     read = 4 * 4 * (1000 * 64 + 16 * 1000 * 2 * 64)
-    assert counters.predicted(case) == (read, 4 * 4 * (1000 * 64 + 1000))
+    assert counters.predicted(case, 64, 64) == (read, 4 * 4 * (1000 * 64 + 1000))
 
 
 @pytest.mark.parametrize(

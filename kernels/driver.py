@@ -1,0 +1,206 @@
+"""The CUDA driver's calls, all of them: devices, contexts, streams, machine code, launches.
+
+Numba is not needed here: a kernel whose machine code is on disk runs without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device offers."""
+
+    shared_per_block: int  # bytes, with opt-in
+    shared_per_sm: int  # bytes
+    registers_per_sm: int
+    capability: tuple[int, int]
+    sms: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A kernel on a device, and what the compiler made of it."""
+
+    handle: Any
+    threads: int
+    shared_bytes: int
+    registers: int  # a thread
+    local_bytes: int  # a thread: spills and arrays that did not become registers
+
+    def launch(self, grid: int, stream: int, arguments: Arguments) -> None:
+        """Queue it on a stream of the current context."""
+        check(
+            driver().cuLaunchKernel(
+                self.handle, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream,
+                0, arguments.address,
+            )
+        )  # fmt: skip
+
+
+class Arguments:
+    """A kernel's arguments in one buffer, laid out as its parameters, for any number of launches.
+
+    What is not read by the driver during ``cuLaunchKernel`` is not read at all.
+    """
+
+    __slots__ = ("_buffer", "_extra", "_size", "address")
+
+    def __init__(self, packed: bytes) -> None:
+        self._buffer = ctypes.create_string_buffer(packed, len(packed))
+        self._size = ctypes.c_size_t(len(packed))
+        buffer, size = ctypes.addressof(self._buffer), ctypes.addressof(self._size)
+        self._extra = (ctypes.c_void_p * 5)(1, buffer, 2, size, 0)  # CU_LAUNCH_PARAM_BUFFER_*
+        self.address = ctypes.addressof(self._extra)
+
+
+def load(code: bytes, entry: str, threads: int, shared_bytes: int) -> Loaded:
+    """Machine code, into the current context."""
+    kinds = driver().CUfunction_attribute
+    with relaxed_capture():
+        module = check(driver().cuModuleLoadData(code))
+        handle = check(driver().cuModuleGetFunction(module, entry.encode()))
+        most = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        carveout = kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        check(driver().cuFuncSetAttribute(handle, most, shared_bytes))
+        check(driver().cuFuncSetAttribute(handle, carveout, 100))  # percent: L1 is of little use
+        registers, local_bytes = (
+            check(driver().cuFuncGetAttribute(kind, handle))
+            for kind in (kinds.CU_FUNC_ATTRIBUTE_NUM_REGS, kinds.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
+        )
+    return Loaded(handle, threads, shared_bytes, registers, local_bytes)
+
+
+def link(ptx: str) -> bytes:
+    """Assemble for the current context's device."""
+    kind = driver().CUjitInputType.CU_JIT_INPUT_PTX
+    text = ptx.encode() + b"\0"
+    with relaxed_capture():
+        state = check(driver().cuLinkCreate(0, [], []))
+        try:
+            check(driver().cuLinkAddData(state, kind, text, len(text), b"kernel", 0, [], []))
+            address, size = check(driver().cuLinkComplete(state))
+            return ctypes.string_at(int(address), size)
+        finally:
+            driver().cuLinkDestroy(state)
+
+
+@functools.cache
+def limits(device: int) -> Limits:
+    """What this device offers."""
+    kinds = driver().CUdevice_attribute
+    handle = check(driver().cuDeviceGet(device))
+
+    def read(name: str) -> int:
+        kind = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(driver().cuDeviceGetAttribute(kind, handle)))
+
+    return Limits(
+        read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        read("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        read("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        (read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
+        read("MULTIPROCESSOR_COUNT"),
+    )
+
+
+@contextmanager
+def on_device(device: int) -> Iterator[None]:
+    """Make the device's primary context, which every library shares, current in this thread."""
+    context = _primary_context(device)
+    if int(check(driver().cuCtxGetCurrent())) == int(context):
+        yield
+        return
+    check(driver().cuCtxPushCurrent(context))
+    try:
+        yield
+    finally:
+        check(driver().cuCtxPopCurrent())
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Let this thread load and allocate while a stream of it is captured into a CUDA graph."""
+    mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(driver().cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        check(driver().cuThreadExchangeStreamCaptureMode(before))
+
+
+def device_of(pointer: int) -> int:
+    """The ordinal of the device that owns this address; 0 for an empty array's null."""
+    if not pointer:
+        return 0
+    kind = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(check(driver().cuPointerGetAttribute(kind, pointer)))
+
+
+@functools.cache
+def version() -> str:
+    """The newest CUDA version that the driver supports: ``13.0``."""
+    number = int(check(driver().cuDriverGetVersion()))
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def wait_for(stream: int, device: int) -> None:
+    """Wait until work that a producer queued on its stream is done. 1: the default stream."""
+    with on_device(device):
+        check(driver().cuStreamSynchronize(0 if stream == 1 else stream))
+
+
+@functools.cache
+def _primary_context(device: int) -> Any:
+    return check(driver().cuDevicePrimaryCtxRetain(check(driver().cuDeviceGet(device))))
+
+
+def need_gpu() -> None:
+    """Raise, in one line, where there is no GPU, or a simulator in its place."""
+    driver()
+
+
+@functools.cache
+def driver() -> Any:
+    """The driver's bindings, initialised."""
+    if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
+        raise RuntimeError(
+            "this needs a GPU, and NUMBA_ENABLE_CUDASIM=1 chose the simulator, which takes NumPy "
+            "arrays alone: unset it"
+        )
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError as error:
+        raise ImportError(
+            "kernels needs the CUDA driver's bindings, which come with Numba's CUDA target: in a "
+            "clone, pip install '.[cu13]' (or '.[cu12]')"
+        ) from error
+    try:
+        (status,) = bindings.cuInit(0)
+        devices = bindings.cuDeviceGetCount()[1] if not int(status) else 0
+    except RuntimeError:  # no driver library
+        devices = 0
+    if not devices:
+        raise RuntimeError(
+            "no CUDA GPU was found. Without one the kernels run under Numba's simulator, small and "
+            "slowly: set NUMBA_ENABLE_CUDASIM=1, or try python -m kernels traffic"
+        )
+    return bindings
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """A driver call's value, or its values, or its error."""
+    status, *values = result
+    if int(status):
+        from cuda.bindings import driver as bindings
+
+        _, text = bindings.cuGetErrorString(status)
+        raise RuntimeError(f"CUDA driver: {text.decode() if text else status}")
+    return tuple(values) if len(values) > 1 else values[0] if values else None
