@@ -1,7 +1,7 @@
 """Three counts of one launch: the kernel's own source, ``simattn``'s run, and the closed form.
 
-They share no code: the kernel counts by running on arrays that count, the run by moving tiles
-between a simulated HBM and SRAM, the form by arithmetic alone.
+They share no code: the kernel counts by running on arrays that count, or under the emulator, the
+run by moving tiles between a simulated HBM and SRAM, the form by arithmetic alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import numpy as np
 import simattn
 from simattn.counts import Traffic
 
+from . import emulated
 from .counting import simulate
-from .problem import Problem, numpy_dtype, shown
+from .emulator import Report
+from .problem import VARIANTS, Problem, numpy_dtype, shown
 
 MAX_WORK = 1 << 22  # multiply-adds; the simulator does about a hundred thousand a second
+MAX_WORK_EMULATED = 1 << 26  # the emulator does some million
 MAX_VISITS = 1 << 13  # pairs of a row tile and a key tile; it does a few hundred a second
+SMALL = 8  # the portable kernels' default tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Comparison:
     kernel: Traffic
     run: Traffic
     predicted: Traffic
+    sectors: dict[str, dict[str, int]] | None = None  # of 32 bytes, as the emulator counts them
 
     @property
     def equal(self) -> bool:
@@ -40,8 +45,8 @@ def compare(
     variant: str,
     n: int,
     d: int,
-    block_q: int,
-    block_k: int,
+    block_q: int | None = None,
+    block_k: int | None = None,
     n_k: int | None = None,
     dv: int | None = None,
     heads: int = 1,
@@ -55,6 +60,9 @@ def compare(
 ) -> Comparison:
     """Count one problem three times, on random input.
 
+    The portable kernels count under Numba's simulator, those for tensor cores, ``mma`` and
+    ``sm90``, under the emulator, by default in the tiles that a GPU would be given.
+
     >>> import os, pytest
     >>> if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1": pytest.skip("needs the simulator")
     >>> c = compare(variant="q_outer", n=5, d=4, block_q=2, block_k=2)
@@ -65,13 +73,22 @@ def compare(
     q_shape, k_shape, v_shape = (
         (batch, heads, n, d), (batch, kv_heads, n_k, d), (batch, kv_heads, n_k, dv),
     )  # fmt: skip
-    Problem.of(q_shape, k_shape, v_shape, dtype, is_causal=is_causal, window_size=window_size)
+    asked = Problem.of(
+        q_shape, k_shape, v_shape, dtype, is_causal=is_causal, window_size=window_size
+    )
     work = batch * heads * n * n_k * (d + dv)
-    if work > MAX_WORK:
+    most = MAX_WORK if variant in VARIANTS else MAX_WORK_EMULATED
+    if work > most:
         raise ValueError(
-            f"n: {shown(work)} multiply-adds are too many to simulate, at most {MAX_WORK}; "
+            f"n: {shown(work)} multiply-adds are too many to simulate, at most {most}; "
             "python -m simattn counts and predicts larger problems"
         )
+    layout = None
+    if variant in VARIANTS:
+        block_q, block_k = block_q or SMALL, block_k or SMALL
+    else:
+        layout = emulated.layout_with(variant, asked, block_q=block_q, block_k=block_k)
+        block_q, block_k = layout.block_q, layout.block_k
     tiles = {"block_q": min(block_q, n), "block_k": min(block_k, n_k)}
     visits = batch * heads * -(-n // tiles["block_q"]) * -(-n_k // tiles["block_k"])
     if visits > MAX_VISITS:
@@ -83,22 +100,42 @@ def compare(
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal(shape).astype(kind) for shape in (q_shape, k_shape, v_shape))
     mask = {"is_causal": is_causal, "window_size": window_size, "return_lse": return_lse}
+    sectors = None
+    order = variant if variant in VARIANTS else "q_outer"
+    if layout is None:
+        kernel = simulate(q, k, v, variant=variant, **tiles, **mask).traffic
+    else:
+        done = emulated.attention(q, k, v, layout=layout, **mask)
+        kernel, sectors = done.traffic, _sectors(done.report.check())
     return Comparison(
         problem={
             "variant": variant, "n": n, "n_k": n_k, "d": d, "dv": dv, "heads": heads,
             "kv_heads": kv_heads, "batch": batch, "dtype": dtype, **tiles, **mask,
         },
-        kernel=simulate(q, k, v, variant=variant, **tiles, **mask).traffic,
-        run=simattn.attention(q, k, v, variant=variant, **tiles, **mask).traffic,
+        kernel=kernel,
+        run=simattn.attention(q, k, v, variant=order, **tiles, **mask).traffic,
         predicted=simattn.predict(
-            variant, n=n, n_k=n_k, d=d, dv=dv, heads=heads, kv_heads=kv_heads, batch=batch,
+            order, n=n, n_k=n_k, d=d, dv=dv, heads=heads, kv_heads=kv_heads, batch=batch,
             dtype=dtype, **tiles, **mask,
         ).traffic,
+        sectors=sectors,
     )  # fmt: skip
 
 
+def _sectors(report: Report) -> dict[str, dict[str, int]]:
+    counts = report.tensors.items()
+    return {
+        "reads": {name: x.read_sectors for name, x in counts if x.read_sectors},
+        "writes": {name: x.write_sectors for name, x in counts if x.write_sectors},
+    }
+
+
 def to_json(comparison: Comparison) -> str:
-    """The problem, each source's elements per tensor and in total, and whether all are equal."""
+    """The problem, each source's elements per tensor and in total, and whether all are equal.
+
+    Of a kernel for tensor cores also the 32-byte sectors that it asks for, per tensor: of sm90's
+    loads those of whole boxes.
+    """
     sources = {
         name: {
             "reads": dict(traffic.reads),
@@ -110,7 +147,9 @@ def to_json(comparison: Comparison) -> str:
         }
         for name, traffic in _sources(comparison).items()
     }
-    return json.dumps({**comparison.problem, **sources, "equal": comparison.equal}, indent=2)
+    sectors = {} if comparison.sectors is None else {"sectors": comparison.sectors}
+    outcome = {**comparison.problem, **sources, **sectors, "equal": comparison.equal}
+    return json.dumps(outcome, indent=2)
 
 
 def to_text(comparison: Comparison) -> str:

@@ -11,16 +11,38 @@ import toolkit
 pytest.importorskip("numba_cuda", reason="kernels are written against numba.cuda")
 
 from kernels._cuda import SIMULATOR, cuda, types
-from kernels.emulator import TensorMap, emulate
-from kernels.ptx import i32, shared_address, shfl_idx, st_global_f32, u32, u64, unroll_loops
+from kernels.emulator import Placed, TensorMap, emulate
+from kernels.ptx import (
+    i32,
+    ld_global_b32,
+    ld_shared_v4,
+    pack_f16,
+    shared_address,
+    shfl_idx,
+    st_global_b32,
+    st_global_f32,
+    st_global_v4,
+    st_shared_v4,
+    u32,
+    u64,
+    unroll_loops,
+)
 from kernels.ptx_hopper import (
+    bulk_commit,
+    bulk_wait,
+    bulk_wait_read,
     descriptor,
+    fence_async,
     mbar_arrive,
     mbar_expect,
     mbar_init,
     mbar_init_fence,
     mbar_wait,
+    setmaxnreg,
     tma_load_3d,
+    tma_load_4d,
+    tma_prefetch_4d,
+    tma_store_4d,
     wgmma,
     wgmma_commit,
     wgmma_fence,
@@ -165,6 +187,348 @@ def test_every_planted_fault_is_caught(fault, copies):
     _, _, report = run(fault, copies=copies)
     assert report.faults, fault
     assert report.faults[0].kind in FAULTS[fault], report
+
+
+# ---- tensors of four axes, to shared memory and back --------------------------------------------
+
+BOX_ROWS, BOX = 16, 16 * 128
+COPY_FAULTS = {
+    "no init fence": {"fence"},
+    "no fence after writing": {"fence"},
+    "one thread fences": {"fence"},
+    "fence before writing": {"fence"},
+    "fence after the barrier": {"fence"},
+    "no barrier before the store": {"race", "uninitialised"},
+    "stage used again": {"in flight"},
+    "no barrier after the wait": {"race"},
+    "no wait at the end": {"in flight"},
+    "not committed": {"in flight"},
+    "waits for one group too few": {"in flight"},
+    "store off the grid": {"alignment"},
+    "store outside": {"bounds"},
+    "stored twice": {"race"},
+    "read back too early": {"race"},
+    "no map": {"bounds"},
+}
+
+
+def copier(fault: str = ""):
+    """O = X, box by box: loaded, moved by threads to a second stage, stored from there."""
+    no_init_fence, not_committed = fault == "no init fence", fault == "not committed"
+    one_fences, no_fence = fault == "one thread fences", fault == "no fence after writing"
+    fences_before, fences_late = fault == "fence before writing", fault == "fence after the barrier"
+    no_barrier = fault == "no barrier before the store"
+    again, off = fault == "stage used again", 128 if fault == "store off the grid" else 0
+    no_barrier_after = fault == "no barrier after the wait"
+    no_end = fault == "no wait at the end"
+    far = 8 * BOX if fault == "store outside" else 0
+    twice, no_map = fault == "stored twice", fault == "no map"
+    wait_read = bulk_wait_read(1 if fault == "waits for one group too few" else 0)
+    wait_end = bulk_wait_read(0) if fault == "read back too early" else bulk_wait(0)
+
+    def kernel(X, O, out, heads, row_boxes, column_boxes):
+        smem = cuda.shared.array(0, types.uint8)
+        base = u32((shared_address(smem) + u32(1023)) & u32(0xFFFFFC00))
+        bar = u32(base + 2 * BOX)
+        tid = i32(cuda.threadIdx.x)
+        batch = i32(cuda.blockIdx.x)
+        if tid == 0:
+            mbar_init(bar, u32(1))
+            if not no_init_fence:
+                mbar_init_fence()
+        cuda.syncthreads()  # write-read: the mbarrier
+        turn = i32(0)
+        for head in range(heads):
+            for box in range(row_boxes * column_boxes):
+                x, y = i32(box % column_boxes) * 64, i32(box // column_boxes) * BOX_ROWS
+                if tid == 0:
+                    tma_prefetch_4d(X, x, y, head, batch)
+                    mbar_expect(bar, u32(BOX))
+                    tma_load_4d(base, X, x, y, head, batch, bar)
+                    if not again:
+                        wait_read()
+                mbar_wait(bar, u32(turn & 1))
+                if not no_barrier_after:
+                    cuda.syncthreads()  # read-write: the second stage, which the last store read
+                a, b, c, d = ld_shared_v4(u32(base + tid * 16))
+                if fences_before:
+                    fence_async()
+                st_shared_v4(u32(base + BOX + tid * 16), a, b, c, d)
+                if one_fences:
+                    if tid == 0:
+                        fence_async()
+                elif not no_fence and not fences_before and not fences_late:
+                    fence_async()
+                if not no_barrier:
+                    cuda.syncthreads()  # write-read: the second stage; read-write: the first
+                if fences_late:
+                    fence_async()
+                if tid == 0:
+                    stage = u32(base + BOX + off + far)
+                    tma_store_4d(out if no_map else O, x, y, head, batch, stage)
+                    if twice:
+                        tma_store_4d(O, x, y, head, batch, stage)
+                    if not not_committed:
+                        bulk_commit()
+                turn += i32(1)
+        if tid == 0:
+            if not no_end:
+                wait_end()
+            if out != u64(0):
+                st_global_b32(out + u64(batch * 4), ld_global_b32(out + u64(batch * 4)))
+
+    return kernel
+
+
+def copied(fault="", *, X=None, O=None, out=None, copies="late", backwards=False):
+    """Copy X to O; ``out`` is O by its address, in which block b touches element b afterwards."""
+    X = (
+        np.random.default_rng(0).standard_normal((1, 2, 40, 72)).astype(np.float16)
+        if X is None
+        else X
+    )
+    O = np.full(X.shape, np.nan, X.dtype) if O is None else O
+    shape = (X.array if isinstance(X, Placed) else X).shape
+    if fault == "read back too early":
+        out = O
+    report = emulate(
+        copier(fault), shape[0], 128,
+        [TensorMap(X, BOX_ROWS), TensorMap(O, BOX_ROWS), out, shape[1], -(-shape[2] // BOX_ROWS),
+         -(-shape[3] // 64)],
+        shared_bytes=2 * BOX + 8 + 1024, copies=copies, backwards=backwards,
+    )  # fmt: skip
+    return X, O, report
+
+
+@pytest.mark.parametrize("copies", ["early", "late"])
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 16, 64), (2, 3, 17, 64), (1, 2, 40, 72), (2, 1, 1, 8), (1, 1, 15, 128)]
+)
+def test_boxes_go_there_and_back(shape, copies, backwards):
+    X = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+    X, O, report = copied(X=X, copies=copies, backwards=backwards)
+    report.check()
+    assert (O == X).all()
+    batch, heads, n, d = shape
+    boxes_ = batch * heads * -(-n // BOX_ROWS) * -(-d // 64)
+    moved = report.tensors["X"], report.tensors["O"]
+    assert [x.read_bytes for x in moved] == [X.nbytes, 0]
+    assert [x.write_bytes for x in moved] == [0, X.nbytes]
+    assert moved[0].read_sectors == boxes_ * BOX // 32  # whole boxes
+    if d % 16 == 0:
+        assert moved[1].write_sectors == X.nbytes // 32  # the tensor's own
+    assert report.instructions["tma_store_4d"] == report.instructions["tma_prefetch_4d"] == boxes_
+
+
+def test_boxes_of_views_and_of_distant_rows():
+    wide = np.random.default_rng(0).standard_normal((2, 20, 3, 80)).astype(np.float32)
+    X = wide.transpose(0, 2, 1, 3)[:, ::2, :, 8:72]  # (batch, rows, heads, columns) in memory
+    big = np.full((2, 20, 2, 96), np.nan, np.float32)
+    O = big[..., 16:80].transpose(0, 2, 1, 3)
+    copied(X=X[..., :32], O=O[..., :32])[2].check()
+    assert (O[..., :32] == X[..., :32]).all()
+    assert np.isnan(big[..., :16]).all()
+    assert np.isnan(big[..., 48:]).all()
+    rows = np.random.default_rng(0).standard_normal((1, 2, 40, 64)).astype(np.float16)
+    far = Placed(rows, (1 << 36, 1 << 35, 1 << 28, 1))
+    near = np.zeros_like(rows)
+    copied(X=far, O=near)[2].check()
+    assert (near == rows).all()
+
+
+def test_a_map_and_an_address_of_one_tensor_are_one_tensor():
+    X = np.random.default_rng(0).standard_normal((1, 2, 16, 64)).astype(np.float16)
+    O = np.zeros_like(X)
+    _, _, report = copied(X=X, O=O, out=O[0])
+    report.check()
+    assert (O == X).all()
+    assert set(report.tensors) == {"X", "out"}  # counted where it has its address
+    assert report.tensors["out"].write_bytes == X.nbytes + 4
+    _, _, report = copied(X=X, O=X.copy(), out=O[0])
+    assert set(report.tensors) == {"X", "O", "out"}
+
+
+@pytest.mark.parametrize("copies", ["early", "late"])
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("fault", COPY_FAULTS)
+def test_every_planted_fault_of_a_copy_is_caught(fault, copies, backwards):
+    _, _, report = copied(fault, copies=copies, backwards=backwards)
+    assert report.faults, fault
+    assert report.faults[0].kind in COPY_FAULTS[fault], report
+
+
+def test_a_box_outside_the_tensor_is_zeros_and_stores_nothing():
+    wait = bulk_wait(0)
+
+    def kernel(X, O, seen):
+        smem = cuda.shared.array(0, types.uint8)
+        base = u32((shared_address(smem) + u32(1023)) & u32(0xFFFFFC00))
+        lane = i32(cuda.threadIdx.x)
+        bar = u32(base + 5 * 1024)
+        if lane == 0:
+            mbar_init(bar, u32(1))
+            mbar_init_fence()
+            mbar_expect(bar, u32(5 * 1024))
+            tma_load_4d(base, X, i32(-60), i32(-6), i32(0), i32(0), bar)
+            tma_load_4d(u32(base + 1024), X, i32(0), i32(0), i32(2), i32(0), bar)
+            tma_load_4d(u32(base + 2048), X, i32(0), i32(0), i32(0), u32(-1), bar)
+            tma_load_4d(u32(base + 3072), X, i32(64), i32(0), i32(0), i32(0), bar)
+            tma_load_4d(u32(base + 4096), X, i32(0), i32(8), i32(0), i32(0), bar)
+        cuda.syncwarp()
+        mbar_wait(bar, u32(0))
+        if lane == 0:
+            tma_store_4d(O, i32(-56), i32(-6), i32(1), i32(0), base)
+            tma_store_4d(O, i32(0), i32(0), i32(2), i32(0), base)
+            bulk_commit()
+            wait()
+        for i in range(10):
+            a, b, c, d = ld_shared_v4(u32(base + i * 512 + lane * 16))
+            st_global_v4(seen + u64(i * 512 + lane * 16), a, b, c, d)
+
+    X, O, seen = (np.zeros(shape, np.float16) for shape in ((1, 2, 8, 64), (1, 2, 8, 64), (5, 512)))
+    X += 1
+    arguments = [TensorMap(X, 8), TensorMap(O, 8), seen]
+    report = emulate(kernel, 1, 32, arguments, shared_bytes=6 * 1024 + 8).check()
+    assert seen.sum(axis=1).tolist() == [2 * 4, 0, 0, 0, 0]
+    assert (O[0, 1, :2, 4:8] == 1).all()
+    assert O.sum() == 2 * 4
+    assert report.tensors["X"].read_bytes == 2 * 4 * 2
+    assert report.tensors["O"].write_bytes == 2 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("array", "rows", "message"),
+    [
+        (np.zeros(64, np.float16), 8, r"X: no tensor map of shape \(64,\)"),
+        (np.zeros((1, 1, 0, 64), np.float16), 8, r"X: no tensor map of shape \(1, 1, 0, 64\)"),
+        (np.zeros((1, 1, 8, 60), np.float16), 8, "X: no tensor map of strides"),
+        (np.zeros((1, 1, 8, 64), np.float16), 257, "X: boxes of 257 rows"),
+        (np.zeros((1, 1, 8, 128), np.float16)[..., ::2], 8, "X: last axis has stride 2"),
+    ],
+)
+def test_tensor_maps_that_the_driver_refuses(array, rows, message):
+    with pytest.raises(ValueError, match=message):
+        emulate(copier(), 1, 128, [TensorMap(array, rows), None, None, 1, 1, 1])
+
+
+def test_a_box_needs_as_many_coordinates_as_the_tensor_has_axes():
+    X = np.zeros((2, 40, 64), np.float16)
+    report = emulate(
+        copier(), 1, 128, [TensorMap(X, 16), TensorMap(X.copy(), 16), None, 1, 1, 1],
+        shared_bytes=2 * BOX + 1032,
+    )  # fmt: skip
+    assert report.faults[0].detail == "4 coordinates for X of 3 axes"
+
+
+# ---- products of what threads wrote; registers ---------------------------------------------------
+
+REGISTER_FAULTS = {
+    "no fence_async": "fence",
+    "no wgmma_fence": "fence",
+    "sums touched after the fence": "fence",
+    "sums read after the fence": "fence",
+    "operands touched after the fence": "fence",
+    "a warp stays away": "divergence",
+    "product not awaited": "in flight",
+}
+
+
+def multiplied(fault: str = ""):
+    """C [64, 64] = 2 A B^T of ones: A in registers, B [64, 16] written by threads; done twice."""
+    multiply = wgmma(64, "f16", a_in_registers=True, b_transposed=False)
+    wait, matrix = wgmma_wait(0, 32), descriptor(16, 1024)
+    no_async, no_fence = fault == "no fence_async", fault == "no wgmma_fence"
+    sums, read = fault == "sums touched after the fence", fault == "sums read after the fence"
+    operands, away = fault == "operands touched after the fence", fault == "a warp stays away"
+    no_wait = fault == "product not awaited"
+    ZERO, ONE = np.float32(0), np.float32(1)
+
+    def kernel(C):
+        smem = cuda.shared.array(0, types.uint8)
+        base = u32((shared_address(smem) + u32(1023)) & u32(0xFFFFFC00))
+        acc = cuda.local.array(32, types.float32)
+        a = cuda.local.array(4, types.uint32)
+        tid = i32(cuda.threadIdx.x)
+        ones = pack_f16(ONE, ONE)
+        for i in range(4):
+            st_shared_v4(u32(base + i * 2048 + tid * 16), ones, ones, ones, ones)
+            a[i] = pack_f16(ONE, ONE)
+        if not no_async:
+            fence_async()
+        cuda.syncthreads()  # write-read: B
+        for i in range(32):
+            acc[i] = ZERO
+        for turn in range(2):
+            if not no_fence:
+                wgmma_fence()
+            if sums:
+                acc[3] = ZERO
+            if read and acc[3] > 100:
+                C = u64(0)
+            if operands:
+                a[2] = pack_f16(ONE, ONE)
+            if not away or tid < 96:
+                multiply(acc, a[0], a[1], a[2], a[3], matrix(base), u32(turn))
+            wgmma_commit()
+            if not no_wait or turn == 0:
+                wait(acc)
+        if not no_wait:
+            for i in range(32):
+                st_global_f32(C + u64((i * 128 + tid) * 4), acc[i])
+        unroll_loops()
+
+    return kernel
+
+
+@pytest.mark.parametrize("copies", ["early", "late"])
+def test_products_of_registers_and_of_what_threads_wrote(copies):
+    C = np.zeros((32, 128), np.float32)
+    emulate(multiplied(), 1, 128, [C], shared_bytes=9216, copies=copies).check()
+    assert (C == 32).all()
+
+
+@pytest.mark.parametrize("copies", ["early", "late"])
+@pytest.mark.parametrize("fault", REGISTER_FAULTS)
+def test_every_planted_fault_of_a_product_is_caught(fault, copies):
+    C = np.zeros((32, 128), np.float32)
+    report = emulate(multiplied(fault), 1, 128, [C], shared_bytes=9216, copies=copies)
+    assert report.faults, fault
+    assert report.kinds() == {REGISTER_FAULTS[fault]}, report
+
+
+POOL = {  # registers at launch, given back, taken, warps that take: kind of fault, if any
+    "fits": (168, 40, 232, 4, None),
+    "fits exactly": (136, 24, 248, 4, None),
+    "nobody counts": (None, 232, 240, 4, None),
+    "more than were given back": (168, 144, 240, 4, "deadlock"),
+    "gives back what it lacks": (168, 200, 168, 4, "registers"),
+    "takes fewer than it has": (168, 40, 160, 4, "registers"),
+    "a warp stays away": (168, 40, 232, 3, "divergence"),
+}
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("case", POOL)
+def test_registers_are_given_back_before_they_are_taken(case, backwards):
+    launch, fewer, more, warps, kind = POOL[case]
+    give, take = setmaxnreg("dec", fewer), setmaxnreg("inc", more)
+
+    def kernel():
+        tid = i32(cuda.threadIdx.x)
+        if tid < 128:
+            give()
+        elif tid < 128 + 32 * warps:
+            take()
+
+    report = emulate(kernel, 1, 256, [], backwards=backwards, registers=launch)
+    assert report.kinds() == ({kind} if kind else set()), report
+
+
+def test_setmaxnreg_takes_steps_of_eight():
+    for kind, registers in (("inc", 100), ("dec", 16), ("inc", 264), ("more", 64)):
+        with pytest.raises(ValueError, match=f"setmaxnreg: {kind} {registers}"):
+            setmaxnreg(kind, registers)
 
 
 @pytest.mark.skipif(not toolkit.is_here(), reason="needs the CUDA compiler (extra: cu13)")

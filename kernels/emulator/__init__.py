@@ -1,8 +1,7 @@
 """Run a GPU kernel on a CPU, and see what a profiler and a sanitizer would. See EMULATOR.md."""
 
-from .hopper import TensorMap
 from .launch import emulate
-from .memory import Placed
+from .memory import Placed, TensorMap
 from .report import FAULTS, Fault, KernelFaultError, Report
 
 __all__ = ["FAULTS", "Fault", "KernelFaultError", "Placed", "Report", "TensorMap", "emulate"]

@@ -25,7 +25,15 @@ class Barrier:
         """Threads come. False if that is more than expected."""
         self.come += threads
         self.heard = heard if self.heard is None else np.maximum(self.heard, heard)
-        if self.come == self.expected:
+        self._turn()
+        return self.come <= self.expected
+
+    def leave(self, threads: int) -> None:
+        """Threads have ended, and are expected no more."""
+        self.expected -= threads
+        self._turn()
+
+    def _turn(self) -> None:
+        if self.come == self.expected > 0:
             self.opened += 1
             self.come, self.heard, self.told = 0, None, self.heard
-        return self.come <= self.expected

@@ -1,6 +1,6 @@
 """A block: its warps take turns, one at a time, on one Python thread each.
 
-A warp runs until it must wait. `Order` remembers who touched global memory.
+A warp runs until it must wait.
 """
 
 from __future__ import annotations
@@ -13,41 +13,14 @@ import numpy as np
 
 from .barriers import Barrier
 from .flow import LANES
-from .hopper import Machine, land
+from .hopper import Machine, land, unfinished
 from .memory import GlobalMemory, SharedMemory
-from .races import Clocks, Shadow
-from .report import Report
+from .races import Clocks, Order, Shadow
+from .report import NOWHERE, Report, place
 
 
 class AbandonedError(Exception):
     """Raised in a warp's thread to end it."""
-
-
-class Order:
-    """Who last wrote and read each element of global memory: threads of one launch."""
-
-    def __init__(self, size: int) -> None:
-        self.block = np.full((2, size), -1, np.int32)  # of the last reader and writer of a byte
-        self.thread = np.zeros((2, size), np.int32)
-        self.when = np.zeros((2, size), np.int32)
-
-    def touch(self, block: Block, threads: np.ndarray, place: np.ndarray, size: int, writes: bool):
-        """Record an access to bytes place .. place + size - 1 a thread; true if it is a race."""
-        at = place[:, None] + np.arange(size)
-        number, known = block.number, block.clocks.known
-        unordered = False
-        for kind in (0, 1) if writes else (1,):  # reads race with writes only
-            who = self.block[kind, at]
-            mine = (who == number) & (
-                known[threads[:, None], self.thread[kind, at]] >= self.when[kind, at]
-            )
-            unordered |= bool(((who >= 0) & ~mine).any())
-        kind = int(writes)
-        self.block[kind, at], self.thread[kind, at] = number, threads[:, None]
-        self.when[kind, at] = block.clocks.now(threads)[:, None]
-        if writes and (self.thread[kind, at] != threads[:, None]).any():
-            unordered = True  # two lanes of one instruction
-        return unordered
 
 
 class Block:
@@ -66,6 +39,7 @@ class Block:
         *,
         early: bool,
         backwards: bool,
+        registers: int | None,
     ) -> None:
         self.index, self.number, self.memory, self.report = index, number, memory, report
         self.files, self.early, self.backwards = files, early, backwards
@@ -76,7 +50,7 @@ class Block:
         self.shadow = Shadow(shared_bytes, self.warps_count, self.clocks)
         self.everyone = Barrier(self.warps_count * LANES)
         self.named: dict[int, Barrier] = {}
-        self.machine = Machine()
+        self.machine = Machine(registers)
         self._turn_over = threading.Semaphore(0)
         self._turns: dict[int, threading.Semaphore] = {}
         self._finished: set[int] = set()
@@ -116,13 +90,14 @@ class Block:
             body.join()
         if self._error is not None:
             raise self._error
-        if self.machine.loads and not stuck:
-            said = f"the block ended with {len(self.machine.loads)} copies under way"
-            self.report.add_fault("in flight", 0, said, self.index, 0)
+        if stuck:
+            return
+        for kind, said in unfinished(self.machine, warps):
+            self.report.add_fault(kind, NOWHERE, said, self.index, 0)
         for number, barrier in self.named.items():
-            if barrier.come and not stuck:
+            if barrier.come:
                 said = f"barrier {number} is left with {barrier.come} of {barrier.expected} threads"
-                self.report.add_fault("barrier", 0, said, self.index, 0)
+                self.report.add_fault("barrier", NOWHERE, said, self.index, 0)
 
     def unstick(self) -> bool:
         """Where no warp can go on, let asynchronous work happen. False if there is none."""
@@ -145,6 +120,7 @@ class Block:
             if not self._abandoned:
                 with np.errstate(all="ignore"):  # NaN and infinity are legitimate in a kernel
                     kernel()
+                self.everyone.leave(LANES)
         except AbandonedError:
             pass
         except BaseException as error:
@@ -155,8 +131,10 @@ class Block:
 
     def _deadlock(self, warps: list[Any]) -> None:
         waiting = [warp for warp in warps if warp.index not in self._finished]
-        said = "; ".join(f"warp {warp.index} at {warp.waits_for}" for warp in waiting)
+        said = "; ".join(
+            f"warp {warp.index} at {warp.waits_for}, {place(warp.waits_at)}" for warp in waiting
+        )
         ended = len(warps) - len(waiting)
-        said += f"; {ended} warps have ended" if ended else ""
-        line = int(waiting[0].waits_for.rpartition(" ")[2])
-        self.report.add_fault("deadlock", line, said, self.index, waiting[0].index)
+        said += f"; {ended} of {len(warps)} warps have ended" if ended else ""
+        first = waiting[0]
+        self.report.add_fault("deadlock", first.waits_at, said, self.index, first.index)

@@ -10,8 +10,11 @@ after a barrier.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -28,19 +31,20 @@ class Copy:
 
 
 @dataclass(slots=True)
-class CopyGroups:
-    """A warp's copies: those since the last commit, and the closed groups, oldest first."""
+class CopyGroups(Generic[T]):
+    """Copies since the last commit, and the closed groups, oldest first."""
 
-    open: list[Copy] = field(default_factory=list)
-    closed: list[list[Copy]] = field(default_factory=list)
+    open: list[T] = field(default_factory=list)
+    closed: list[list[T]] = field(default_factory=list)
 
     def commit(self) -> None:
         self.closed.append(self.open)
         self.open = []
 
-    def due(self, pending: int) -> list[Copy]:
-        """The copies that must be done so that ``pending`` groups are left."""
+    def due(self, pending: int, *, keep: bool = False) -> list[T]:
+        """The copies that must be done so that ``pending`` groups are left, the last first."""
         count = max(0, len(self.closed) - pending)
         due = [copy for group in self.closed[:count] for copy in group]
-        del self.closed[:count]
+        if not keep:
+            del self.closed[:count]
         return due[::-1]

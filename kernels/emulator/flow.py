@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 LANES = 32
+ENDLESS = 1 << 16  # turns of a loop: half a minute at most
 
 
 class _Unset:
@@ -30,6 +31,7 @@ class Loop:
     mask: np.ndarray  # active where the loop began
     left: np.ndarray = field(default_factory=lambda: np.zeros(LANES, bool))
     skipped: np.ndarray = field(default_factory=lambda: np.zeros(LANES, bool))
+    turns: int = 0
 
 
 @dataclass(slots=True)
@@ -89,6 +91,12 @@ class Flow:
 
     def again(self, loop: Loop) -> bool:
         """The next turn: lanes that skipped the rest of the last one are back."""
+        loop.turns += 1
+        if loop.turns > ENDLESS:
+            raise RuntimeError(
+                f"kernel: a loop turned {ENDLESS} times; a warp that spins keeps its turn, and "
+                "what it waits for never comes"
+            )
         del self.branches[loop.depth :]
         if loop.skipped.any():
             self.away = self.away & ~loop.skipped
@@ -179,12 +187,11 @@ class Flow:
         """``new`` in the active lanes, ``old`` in the others."""
         if self.full or old is self.unset or old is None or new is old:
             return new
+        if isinstance(new, tuple) and isinstance(old, tuple):
+            return tuple(self.put(x, y) for x, y in zip(new, old, strict=True))
         if not isinstance(new, np.ndarray | int | float | np.generic):
             return new
         return np.where(self.mask, new, old)
-
-    def put_all(self, new: Any, old: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(self.put(x, y) for x, y in zip(new, old, strict=True))
 
     def both(self, first: Any, second: Callable[[], Any]) -> Any:
         if not isinstance(first, np.ndarray):

@@ -1,34 +1,33 @@
-"""What sm_90a does on its own: tensor copies that fill shared memory, products that read it.
+"""What sm_90a does on its own: tensor copies to and from shared memory, products that read it.
 
-Copies land at once (``early``), or late: when no warp can go on, those that somebody waits for, the
-last first. Products are computed when they begin, or when they are awaited. Until then a copy's
-bytes and a product's operands and sums are in flight, and whoever touches them is at fault. What a
-copy brought are its mbarrier's writes: only who waited for that barrier's phase may read them.
+Loads land at once (``early``), or late: when no warp can go on, those that somebody waits for, the
+last first. Products and stores happen when they begin, or when they are awaited. Until then what a
+load fills, what a store reads, and a product's operands and sums are in flight, and whoever touches
+them is at fault. What a load brought are its mbarrier's writes: only who waited for that barrier's
+phase may read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .memory import SECTOR, SHARED_BASE
-from .races import GRANULE, UNITS
+from ..tensor_core import multiply_add
+from .boxes import ROW_BYTES, SWIZZLED_BYTES, Box, box_of, swizzled
+from .copies import CopyGroups
+from .memory import SHARED_BASE, Mapped
+from .races import GRANULE, READ, UNITS, WRITE
+from .report import SECTOR_BYTES
 
 if TYPE_CHECKING:
     from .warp import Warp
 
-ROW_BYTES, SWIZZLED_BYTES = 128, 1024
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMap:
-    """A tensor [.., rows, columns] as copies see it, in boxes of ``rows`` rows of 128 bytes."""
-
-    array: np.ndarray
-    rows: int
+WARPS = 4  # of a warpgroup
 
 
 @dataclass(slots=True)
@@ -46,12 +45,21 @@ class MBarrier:
 
 @dataclass(slots=True)
 class Load:
-    """A tensor copy under way."""
+    """A tensor copy to shared memory under way."""
 
     barrier: MBarrier
-    granules: np.ndarray
     move: Callable[[], None]
-    size: int
+
+
+@dataclass(slots=True)
+class Store:
+    """A tensor copy from shared memory under way."""
+
+    thread: int
+    granules: np.ndarray
+    place: np.ndarray  # of what it writes, in global memory's data
+    move: Callable[[], None]
+    reads: bool = True  # shared memory, still
 
 
 @dataclass(slots=True)
@@ -65,8 +73,10 @@ class Product:
 
 @dataclass(slots=True)
 class Machine:
-    """A block's barriers and copies."""
+    """A block's barriers and copies, and the registers that its warps may take."""
 
+    registers: int | None  # a thread has at launch; None: not counted
+    free: int = 0  # given back, in registers of a warp's threads
     barriers: dict[int, MBarrier] = field(default_factory=dict)
     loads: list[Load] = field(default_factory=list)
     awaited: list[MBarrier] = field(default_factory=list)
@@ -79,6 +89,16 @@ class Hopper:
         self.warp, self.machine = warp, machine
         self.open: list[Product] = []
         self.groups: list[list[Product]] = []
+        self.stores: dict[int, CopyGroups[Store]] = {}  # by lane
+        self.registers = machine.registers
+        self.fences = 0  # of registers, so far
+        self.fresh: dict[int, Any] = {}  # registers written since the last fence, by identity
+        self.steps: Counter[str] = Counter()  # what the warps of a warpgroup do together
+
+    def together(self, what: str) -> bool:
+        """All lanes take part, and, which is seen at the end, all warps of the warpgroup."""
+        self.steps[what] += 1
+        return self.warp.together(what)
 
     # ---- mbarriers
 
@@ -90,7 +110,10 @@ class Hopper:
             unit = warp.block.clocks.threads + len(machine.barriers) % UNITS
             machine.barriers[at] = MBarrier(unit, int(count[lane]), int(count[lane]))
 
-    def _find(self, address: int, lane: int) -> MBarrier | None:
+    def fence_barriers(self) -> None:
+        self.warp.block.clocks.fence(self.warp.threads[self.warp.active()], "mbarrier")
+
+    def _find(self, address: int, lane: int, *, for_copy: bool = False) -> MBarrier | None:
         """The barrier, if this lane has heard of its initialisation."""
         warp = self.warp
         barrier = self.machine.barriers.get(address)
@@ -98,11 +121,14 @@ class Hopper:
             warp.fault("barrier", f"no mbarrier at shared address {address - SHARED_BASE}")
             return None
         granule = np.array([(address - SHARED_BASE) // GRANULE])
-        shadow, thread = warp.block.shadow, warp.threads[lane]
-        if warp.block.clocks.known[thread, shadow.writer[granule]] < shadow.written[granule]:
+        shadow, clocks, thread = warp.block.shadow, warp.block.clocks, warp.threads[lane]
+        writer, written = shadow.writer[granule], shadow.written[granule]
+        if clocks.known[thread, writer] < written:
             warp.fault(
                 "race", "uses an mbarrier whose initialisation no barrier has ordered before"
             )
+        elif for_copy and not clocks.fenced(thread, writer, written, "mbarrier"):
+            warp.fault("fence", "a copy uses an mbarrier with no mbar_init_fence after its init")
         return barrier
 
     def arrive(self, address: np.ndarray, size: np.ndarray | None) -> None:
@@ -128,17 +154,17 @@ class Hopper:
                 barrier.told[barrier.unit] = barrier.phase
 
     def wait(self, address: np.ndarray, parity: np.ndarray) -> None:
+        lanes = self.warp.active()
+        for at, odd in sorted({(int(address[lane]), int(parity[lane]) & 1) for lane in lanes}):
+            self._wait(at, odd, lanes[(address[lanes] == at) & (parity[lanes] & 1 == odd)])
+
+    def _wait(self, address: int, parity: int, lanes: np.ndarray) -> None:
         warp = self.warp
-        lanes = warp.active()
-        if not lanes.size:
-            return
-        lane = int(lanes[0])  # the active lanes wait for the same barrier
-        barrier = self._find(int(address[lane]), lane)
+        barrier = self._find(address, int(lanes[0]))
         if barrier is None:
             return
-        wanted = int(parity[lane]) & 1
         self.machine.awaited.append(barrier)
-        warp.wait_until(lambda: (barrier.phase & 1) != wanted, "mbar_wait")
+        warp.wait_until(lambda: (barrier.phase & 1) != parity, "mbar_wait")
         self.machine.awaited.remove(barrier)
         if barrier.told is not None:
             warp.block.clocks.acquire(warp.threads[lanes], barrier.told)
@@ -146,36 +172,24 @@ class Hopper:
     # ---- tensor copies
 
     def load(self, shared, address, at, barrier_address) -> None:
-        warp = self.warp
-        for lane in warp.active():
-            barrier = self._find(int(barrier_address[lane]), lane)
-            tensor_map = warp.block.memory.maps.get(int(address[lane]))
-            if tensor_map is None:
-                warp.fault("bounds", f"no tensor map at {int(address[lane])}")
-            elif barrier is not None:
-                corner = [int(x[lane]) for x in at]
-                self._load(int(shared[lane]), tensor_map, corner, barrier, warp.threads[lane])
+        """Begin to fill a box a lane; the barrier counts its bytes."""
+        for lane, mapped, box in self._boxes(shared, address, at):
+            barrier = self._find(int(barrier_address[lane]), lane, for_copy=True)
+            if barrier is not None:
+                self._load(mapped, box, barrier, self.warp.threads[lane])
 
-    def _load(self, shared: int, tensor_map, corner: list[int], barrier: MBarrier, thread) -> None:
-        warp, block = self.warp, self.warp.block
-        name, target = tensor_map
-        _rows, size = target.rows, target.rows * ROW_BYTES
-        if shared % SWIZZLED_BYTES:
-            warp.fault("alignment", f"a box at shared address {shared}, no multiple of 1024")
-            return
-        if not block.shared.inside(np.array([shared]), size)[0]:
-            warp.fault("bounds", f"a box of {size} bytes at {shared - SHARED_BASE} shared")
-            return
-        box, moved = _box(target, corner)
-        traffic = block.report.tensors[name]
-        traffic.read_bytes += moved
-        traffic.read_sectors += size // SECTOR  # the chip fetches the whole box
-        places = swizzled(shared + np.arange(size)) - SHARED_BASE
-        granules = ((shared - SHARED_BASE) // GRANULE + np.arange(size // GRANULE))[None]
-        warp.say(block.shadow.take_off(np.array([thread]), granules))
+    def _load(self, mapped: Mapped, box: Box, barrier: MBarrier, thread: int) -> None:
+        block, size = self.warp.block, box.places.size
+        source = self._elements(mapped, box, thread, READ)
+        traffic = block.report.tensors[mapped.name]
+        traffic.read_bytes += source.size
+        traffic.read_sectors += size // SECTOR_BYTES  # the chip fetches the whole box
+        granules = _granules(box.places)
+        self.warp.say(block.shadow.take_off(np.array([thread]), granules[None]))
 
         def move() -> None:
-            block.shared.data[places] = box
+            block.shared.data[box.places] = 0
+            block.shared.data[box.places[box.inside]] = block.memory.data[source]
             block.report.shared.write_bytes += size
             block.shadow.flying[granules] = False
             block.shadow.writer[granules] = barrier.unit
@@ -187,28 +201,115 @@ class Hopper:
         if block.early:
             move()
         else:
-            self.machine.loads.append(Load(barrier, granules, move, size))
+            self.machine.loads.append(Load(barrier, move))
+
+    def store(self, shared, address, at) -> None:
+        """Begin to copy a box a lane to global memory."""
+        for lane, mapped, box in self._boxes(shared, address, at):
+            self._store(mapped, box, int(lane))
+
+    def _store(self, mapped: Mapped, box: Box, lane: int) -> None:
+        warp, block = self.warp, self.warp.block
+        thread = int(warp.threads[lane])
+        source = box.places[box.inside]
+        target = self._elements(mapped, box, thread, WRITE)
+        block.global_order.unsettle(target)
+        sectors = (box.address[:, None] + np.arange(box.width)) // SECTOR_BYTES
+        traffic = block.report.tensors[mapped.name]
+        traffic.write_bytes += target.size
+        traffic.write_sectors += np.unique(sectors).size
+        granules = _granules(source)
+        warp.say(block.shadow.read_asynchronously(warp.index, thread, granules))
+        block.shadow.busy[granules] += 1
+
+        def move() -> None:
+            block.memory.data[target] = block.shared.data[source]
+            block.report.shared.read_bytes += source.size
+
+        if block.early:
+            move()
+        groups = self.stores.setdefault(lane, CopyGroups())
+        groups.open.append(Store(thread, granules, target, move))
+
+    def commit_stores(self) -> None:
+        for lane in self.warp.active():
+            self.stores.setdefault(int(lane), CopyGroups()).commit()
+
+    def wait_stores(self, pending: int, *, written: bool) -> None:
+        """Let groups of the active lanes read shared memory, and, if ``written``, be done."""
+        block = self.warp.block
+        for lane in self.warp.active():
+            groups = self.stores.get(int(lane), CopyGroups())
+            for store in groups.due(pending, keep=not written):
+                self.finish_reading(store)
+                if written:
+                    block.global_order.settle(block.clocks, store.thread, store.place)
+
+    def finish_reading(self, store: Store) -> None:
+        block = self.warp.block
+        if store.reads:
+            store.reads = False
+            if not block.early:
+                store.move()
+            block.shadow.busy[store.granules] -= 1
+            block.shadow.note_read(self.warp.index, store.thread, store.granules)
+
+    def fence_writes(self) -> None:
+        threads = self.warp.threads[self.warp.active()]
+        self.warp.block.clocks.fence(threads, "writes", "mbarrier")
+
+    def _boxes(self, shared, address, at) -> Iterator[tuple[int, Mapped, Box]]:
+        """What each active lane asks for, unless that is refused."""
+        warp, block = self.warp, self.warp.block
+        for lane in warp.active():
+            start, mapped = int(shared[lane]), block.memory.maps.get(int(address[lane]))
+            if mapped is None:
+                warp.fault("bounds", f"no tensor map at {int(address[lane])}")
+                continue
+            size = mapped.rows * ROW_BYTES
+            if len(at) != len(mapped.shape):
+                axes = len(mapped.shape)
+                warp.fault("bounds", f"{len(at)} coordinates for {mapped.name} of {axes} axes")
+            elif start % SWIZZLED_BYTES:
+                said = f"a box at shared address {start}, no multiple of {SWIZZLED_BYTES}"
+                warp.fault("alignment", said)
+            elif not block.shared.inside(np.array([start]), size)[0]:
+                said = f"a box of {size} bytes at {start - SHARED_BASE} shared"
+                warp.fault("bounds", said)
+            else:
+                yield lane, mapped, box_of(mapped, [_signed(x[lane]) for x in at], start)
+
+    def _elements(self, mapped: Mapped, box: Box, thread: int, kind: int) -> np.ndarray:
+        """Places [rows, bytes] in global memory's data that a copy touches."""
+        block = self.warp.block
+        place, _ = block.memory.locate(box.address, box.width)
+        at = place[:, None] + np.arange(box.width)
+        threads = np.full(place.size, thread)
+        if block.global_order.touch(block.number, block.clocks, threads, at, kind):
+            self.warp.say("race", f"elements of {mapped.name}")
+        return at
 
     # ---- products
 
     def begin_product(self, acc, a, b, adds, columns: int, widen, b_transposed: bool) -> None:
         warp = self.warp
-        if not warp.together("wgmma"):
+        if not self.together("wgmma"):
             return
         in_registers = len(a) == 4
         b_places = _operand(b, columns, b_transposed)  # [columns, 16], of elements
         places = [b_places]
         if not in_registers:
-            a_places = _operand(a[0], 64, False)[16 * (warp.index % 4) :][:16]
+            a_places = _operand(a[0], 64, False)[16 * (warp.index % WARPS) :][:16]
             places.append(a_places)
-        granules = np.unique(np.concatenate([x.reshape(-1) for x in places]) // GRANULE)
-        if granules[-1] * GRANULE + GRANULE > warp.block.shared.data.size or granules[0] < 0:
+        granules = np.concatenate([x.reshape(-1) for x in places]) // GRANULE
+        if granules.max() >= warp.block.shared.data.size // GRANULE or granules.min() < 0:
             warp.fault("bounds", "a wgmma operand reaches outside shared memory")
             return
-        warp.say(warp.block.shadow.read(warp.index, warp.threads[:1], granules[None]))
+        self._check_registers(acc, a if in_registers else ())
+        warp.say(warp.block.shadow.read_asynchronously(warp.index, int(warp.threads[0]), granules))
         warp.block.shadow.busy[granules] += 1
         warp.report.instructions[f"wgmma_n{columns}"] += 1
-        warp.report.shared.read_bytes += 2 * sum(x.size for x in places[warp.index % 4 > 0 :])
+        warp.report.shared.read_bytes += 2 * sum(x.size for x in places[warp.index % WARPS > 0 :])
         registers = [np.array(x) for x in a] if in_registers else None
         keep = bool(np.asarray(adds).reshape(-1)[0])
 
@@ -216,10 +317,16 @@ class Hopper:
             from ..ptx import rows_of_a
 
             A = rows_of_a(widen, registers) if in_registers else self._matrix(a_places, widen)
-            C = A @ self._matrix(b_places, widen).T  # [16, columns]
-            lanes = C.reshape(2, 8, columns // 8, 4, 2).transpose(2, 0, 4, 1, 3)
-            for i, value in enumerate(lanes.reshape(columns // 2, 32)):
-                acc.values[i] = acc.values[i] + value if keep else value
+            C = np.zeros((16, columns), np.float32)
+            if keep:
+                sums = np.empty((columns // 2, 32), np.float32)
+                for i in range(columns // 2):
+                    sums[i] = acc.values[i]
+                sums = sums.reshape(columns // 8, 2, 2, 8, 4)  # [tile, row half, pair, g, t]
+                C = sums.transpose(1, 3, 0, 4, 2).reshape(16, columns)
+            C = multiply_add(A, self._matrix(b_places, widen).T, C)
+            sums = C.reshape(2, 8, columns // 8, 4, 2).transpose(2, 0, 4, 1, 3)
+            acc.values[: columns // 2] = sums.reshape(columns // 2, 32)
 
         if warp.block.early:
             compute()
@@ -232,12 +339,12 @@ class Hopper:
         return widen(pairs)[..., 0]
 
     def commit_products(self) -> None:
-        if self.warp.together("wgmma_commit"):
+        if self.together("wgmma_commit"):
             self.groups.append(self.open)
             self.open = []
 
     def wait_products(self, pending: int) -> None:
-        if not self.warp.together("wgmma_wait"):
+        if not self.together("wgmma_wait"):
             return
         shadow = self.warp.block.shadow
         while len(self.groups) > pending:
@@ -246,9 +353,41 @@ class Hopper:
                     product.compute()
                 product.acc.in_flight -= 1
                 shadow.busy[product.granules] -= 1
-                shadow.reader[self.warp.index, product.granules] = self.warp.threads[0]
-                now = self.warp.block.clocks.now(self.warp.threads[:1])[0]
-                shadow.seen[self.warp.index, product.granules] = now
+                shadow.note_read(self.warp.index, int(self.warp.threads[0]), product.granules)
+
+    # ---- registers
+
+    def fence_registers(self) -> None:
+        if self.together("wgmma_fence"):
+            self.fences += 1
+            self.fresh.clear()
+
+    def note(self, written: Any) -> None:
+        """An instruction or a local array has these registers from now on."""
+        if self.fences:
+            for value in written if isinstance(written, tuple) else (written,):
+                self.fresh[id(value)] = value
+
+    def _check_registers(self, acc, operands) -> None:
+        """No sums or operands touched since the last fence."""
+        if not self.fences:
+            self.warp.fault("fence", "a product with no wgmma_fence before it")
+        elif acc.touched == self.fences or any(id(x) in self.fresh for x in operands):
+            what = "sums" if acc.touched == self.fences else "operands"
+            self.warp.fault("fence", f"a product's {what} were touched after the last wgmma_fence")
+
+    def set_registers(self, kind: str, count: int) -> None:
+        """Give back, or take what others gave back: the launch has no more."""
+        machine = self.machine
+        if not self.together("setmaxnreg") or self.registers is None:
+            return
+        more = count - self.registers
+        if more < 0 if kind == "inc" else more > 0:
+            self.warp.fault("registers", f"setmaxnreg.{kind} to {count} from {self.registers}")
+            return
+        self.warp.wait_until(lambda: machine.free >= more, f"setmaxnreg.{kind} {count}")
+        machine.free -= more
+        self.registers = count
 
 
 def land(machine: Machine) -> bool:
@@ -260,15 +399,39 @@ def land(machine: Machine) -> bool:
     return False
 
 
-def swizzled(address: np.ndarray) -> np.ndarray:
-    """128-byte swizzle: the chunk's number in its row, changed by the row's modulo 8."""
-    return address ^ ((address >> 7 & 7) << 4)
+def unfinished(machine: Machine, warps: list[Warp]) -> Iterator[tuple[str, str]]:
+    """What a block that ended left undone: faults, by kind, in words."""
+    if machine.loads:
+        yield "in flight", f"the block ended with {len(machine.loads)} copies under way"
+    sides = [warp.hopper for warp in warps]
+    reading = 0
+    for side in sides:
+        for groups in side.stores.values():
+            for store in sum(groups.closed, groups.open):
+                reading += store.reads
+                side.finish_reading(store)
+    if reading:
+        yield "in flight", f"the block ended with {reading} stores that still read shared memory"
+    if any(side.open or side.groups for side in sides):
+        yield "in flight", "the block ended with products under way"
+    for first in range(0, len(sides), WARPS):
+        steps = [side.steps for side in sides[first : first + WARPS]]
+        steps += [Counter()] * (WARPS - len(steps))
+        for what in sorted(set().union(*steps)):
+            times = [x[what] for x in steps]
+            if min(times) < max(times):
+                said = f"{what}: the warps of warpgroup {first // WARPS} came {times} times"
+                yield "divergence", said
 
 
 def _operand(desc, length: int, transposed: bool) -> np.ndarray:
     """Places [length, 16] in shared memory of a matrix's elements, 2 bytes each."""
     address, leading, stride = desc
-    start = int(np.asarray(address).reshape(-1)[0])
+    return _places(int(np.asarray(address).reshape(-1)[0]), leading, stride, length, transposed)
+
+
+@functools.lru_cache(maxsize=512)
+def _places(start: int, leading: int, stride: int, length: int, transposed: bool) -> np.ndarray:
     i, k = np.arange(length)[:, None], np.arange(16)[None]
     if transposed:
         at = start + i // 64 * leading + k // 8 * stride + k % 8 * ROW_BYTES + i % 64 * 2
@@ -277,13 +440,10 @@ def _operand(desc, length: int, transposed: bool) -> np.ndarray:
     return swizzled(at) - SHARED_BASE
 
 
-def _box(target: TensorMap, corner: list[int]) -> tuple[np.ndarray, int]:
-    """The box's bytes, zeros where the tensor has ended, and how many are the tensor's."""
-    x, y, *z = corner
-    matrix = target.array[z[0]] if z else target.array
-    columns = ROW_BYTES // target.array.itemsize
-    box = np.zeros((target.rows, columns), target.array.dtype)
-    inside = matrix[max(0, y) : max(0, y + target.rows), max(0, x) : max(0, x + columns)]
-    top, left = max(0, -y), max(0, -x)
-    box[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
-    return box.reshape(-1).view(np.uint8), inside.nbytes
+def _granules(places: np.ndarray) -> np.ndarray:
+    return places[:, ::GRANULE].reshape(-1) // GRANULE
+
+
+def _signed(register: Any) -> int:
+    """A coordinate in a 32-bit register."""
+    return (int(register) + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
+import math
 import time
 from collections.abc import Callable, Sequence
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from .. import ptx
-from .block import Block, Order
+from .block import Block
 from .flow import LANES, Flow
-from .hopper import TensorMap
-from .memory import SHARED_BASE, GlobalMemory, Placed, grid_of
+from .memory import SHARED_BASE, GlobalMemory, Placed, TensorMap, grid_of
+from .races import NEVER, Order
 from .report import Report
 from .source import FLOW, names_of, warp_code
 from .warp import Warp
 
 WHEN = ("early", "late")
+MOST_SHARED = 227 * 1024  # bytes a block, of any device
+MOST_THREADS = 1024
+MOST_REGISTERS = 255  # a thread
+MOST_BLOCKS = 1 << 20  # which take hours
 
 
 def emulate(
@@ -31,6 +39,7 @@ def emulate(
     names: Sequence[str] | None = None,
     copies: str = "late",
     backwards: bool = False,
+    registers: int | None = None,
 ) -> Report:
     """Run a kernel on the CPU, a warp at a time, and report like a profiler.
 
@@ -54,6 +63,8 @@ def emulate(
         ``late``, when somebody waits for them. A right kernel gives the same under both.
     backwards : bool
         Give turns to the last warp first.
+    registers : int, optional
+        What a thread has at launch, for ``setmaxnreg`` to give and take; else nobody counts.
 
     Returns
     -------
@@ -65,25 +76,41 @@ def emulate(
     ValueError, TypeError
         Wrong arguments, or a kernel that uses what is not emulated.
     """
-    if copies not in WHEN:
-        raise ValueError(f"copies: {copies!r} must be one of {', '.join(WHEN)}")
+    kernel = getattr(kernel, "py_func", kernel)
     start = time.perf_counter()
     grid, block = grid_of(grid), grid_of(block)
-    if block[0] * block[1] * block[2] % LANES:
-        raise ValueError(f"block: {block} must be whole warps of {LANES} threads")
-    report = Report(blocks=grid[0] * grid[1] * grid[2], shared_bytes=shared_bytes)
+    threads, blocks = math.prod(block), math.prod(grid)
+    if copies not in WHEN:
+        raise ValueError(f"copies: {copies!r} must be one of {', '.join(WHEN)}")
+    if threads % LANES or threads > MOST_THREADS:
+        raise ValueError(
+            f"block: {block} must be whole warps of {LANES} threads, at most {MOST_THREADS} threads"
+        )
+    if blocks > MOST_BLOCKS:
+        raise ValueError(f"grid: {grid}: {blocks} blocks are too many, at most {MOST_BLOCKS}")
+    if shared_bytes not in range(MOST_SHARED + 1):
+        raise ValueError(f"shared_bytes: {shared_bytes!r} must be 0 to {MOST_SHARED}")
+    if not isinstance(kernel, FunctionType):
+        raise TypeError(f"kernel: {kernel!r} must be a function")
+    try:
+        inspect.signature(kernel).bind(*args)
+    except TypeError as error:
+        raise TypeError(f"args: {error}") from None
+    if registers is not None and registers not in range(1, MOST_REGISTERS + 1):
+        raise ValueError(f"registers: {registers!r} must be 1 to {MOST_REGISTERS}")
+    report = Report(blocks=blocks, threads=threads, shared_bytes=shared_bytes)
     memory = GlobalMemory(report)
-    parameters = names or kernel.__code__.co_varnames
-    values = []
-    for name, arg in zip(parameters, args, strict=False):
-        if isinstance(arg, np.ndarray | Placed):
-            arg = memory.place(name, arg)
-        elif isinstance(arg, TensorMap):
-            arg = memory.place_map(name, arg)
-        values.append(0 if arg is None else arg)
+    parameters = kernel.__code__.co_varnames if names is None else names
+    if len(parameters) < len(args):
+        raise ValueError(f"names: {len(parameters)} for {len(args)} arguments")
+    values = [0 if arg is None else arg for arg in args]
+    for place, kinds in ((memory.place, np.ndarray | Placed), (memory.place_map, TensorMap)):
+        for i, (name, arg) in enumerate(zip(parameters, args, strict=False)):
+            if isinstance(arg, kinds):
+                values[i] = place(name, arg)
     memory.ready()
+    report.tensors = {x: report.tensors[x] for x in parameters if x in report.tensors}  # in order
     order = Order(memory.data.size)
-    threads = block[0] * block[1] * block[2]
     lanes = [_Lanes(index, block, grid) for index in range(threads // LANES)]
     code = [warp.bind(kernel) for warp in lanes]
     files = set().union(*(warp.files for warp in lanes))
@@ -93,7 +120,7 @@ def emulate(
             for x in range(grid[0]):
                 running = Block(
                     (x, y, z), number, threads, memory, order, shared_bytes, report, files,
-                    early=copies == "early", backwards=backwards,
+                    early=copies == "early", backwards=backwards, registers=registers,
                 )  # fmt: skip
                 warps = [warp.enter(running) for warp in lanes]
                 running.run(warps, [_call(function, values) for function in code])
@@ -111,22 +138,29 @@ class LocalArray:
     """``cuda.local.array``: a thread's own, so a value a lane at each index."""
 
     def __init__(self, shape: int | tuple[int, ...], flow: Flow, garbage: Any, warp: Warp) -> None:
-        self.warp = warp
+        self.warp, self.hopper = warp, warp.hopper
         self.shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
         self.flow = flow
-        self.values = [garbage] * int(np.prod(self.shape))
+        self.values = [garbage] * math.prod(self.shape)
         self.in_flight = 0  # products that have it as their sums
+        self.touched = NEVER  # after how many wgmma_fences
 
     def _flat(self, index: Any) -> Any:
         if self.in_flight:
             self.warp.fault("in flight", "touches sums of a product under way: wait for it first")
+        self.touched = self.hopper.fences
         flat = 0
         for i, length in zip(
             index if isinstance(index, tuple) else (index,), self.shape, strict=True
         ):
-            inside = 0 <= i < length if not isinstance(i, np.ndarray) else True
+            if isinstance(i, np.ndarray):
+                i = np.where(self.flow.mask, i, 0)
+                inside = i.min() >= 0 and i.max() < length
+            else:
+                inside = 0 <= i < length
             if not inside:
-                raise IndexError(f"local array: index {index} is outside {self.shape}")
+                wrong = next(x for x in np.ravel(i) if not 0 <= x < length)
+                raise IndexError(f"local array: index {wrong} is outside {self.shape}")
             flat = flat * length + i
         return flat
 
@@ -140,6 +174,8 @@ class LocalArray:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         flat = self._flat(index)
+        if self.touched:
+            self.hopper.note(value)
         if isinstance(flat, np.ndarray):
             for i in np.unique(flat[self.flow.mask]):
                 chosen = self.flow.mask & (flat == i)
@@ -148,6 +184,13 @@ class LocalArray:
             self.values[flat] = value
         else:
             self.values[flat] = np.where(self.flow.mask, value, self.values[flat])
+
+
+class _Cuda(SimpleNamespace):
+    """What a kernel finds in ``numba.cuda``."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise TypeError(f"cuda.{name} is not emulated; kernels/EMULATOR.md says what is")
 
 
 class _Lanes:
@@ -162,7 +205,7 @@ class _Lanes:
         self.files: set[str] = set()
         self.warp: Warp
         self._bound: dict[int, Any] = {}
-        self.cuda = SimpleNamespace(
+        self.cuda = _Cuda(
             threadIdx=SimpleNamespace(**place),
             blockIdx=self.block_index,
             blockDim=SimpleNamespace(**dict(zip("xyz", block, strict=True))),
@@ -190,6 +233,9 @@ class _Lanes:
             return self._bound[id(function)]
         namespace: dict[str, Any] = {}
         self.namespaces.append(namespace)
+        self._bound[id(function)] = lambda *x: namespace[function.__name__](
+            *x
+        )  # if it calls itself
         for name in _names_used(function.__code__):
             known = names_of(function)
             if name in known:
@@ -229,7 +275,10 @@ class _Lanes:
         def run(*operands: Any) -> Any:
             warp = self.warp
             warp.report.instructions[name] += 1
-            return reference(warp, *[f(x) for f, x in zip(convert, operands, strict=True)])
+            result = reference(warp, *[f(x) for f, x in zip(convert, operands, strict=True)])
+            if warp.hopper.fences:
+                warp.hopper.note(result)
+            return result
 
         return run
 
@@ -246,11 +295,15 @@ class _Lanes:
         return LocalArray(shape, self.warp.flow, garbage, self.warp)
 
 
-def _names_used(code: Any) -> set[str]:
+@functools.cache
+def _names_used(code: CodeType) -> set[str]:
     """Global and closure names of a function and of those inside it."""
-    names = set(code.co_names) | set(code.co_freevars)
+    names = {
+        x.argval for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    names |= set(code.co_freevars)
     for constant in code.co_consts:
-        if hasattr(constant, "co_names"):
+        if isinstance(constant, CodeType):
             names |= _names_used(constant)
     return names
 
@@ -258,6 +311,7 @@ def _names_used(code: Any) -> set[str]:
 def _floats(x: Any) -> np.ndarray:
     if isinstance(x, np.ndarray):
         return x if x.dtype == np.float32 else x.astype(np.float32)
+    _set(x)
     return np.full(LANES, x, np.float32)
 
 
@@ -268,7 +322,13 @@ def _whole_numbers(x: Any) -> np.ndarray:
         return x
     if isinstance(x, float | np.floating):
         raise TypeError(f"an instruction got {x!r} where it takes a whole number")
+    _set(x)
     return np.full(LANES, x, np.int64)
+
+
+def _set(x: Any) -> None:
+    if x is Flow.unset:
+        raise UnboundLocalError("an instruction got a variable that has not been assigned")
 
 
 def _lesser(*values: Any) -> Any:

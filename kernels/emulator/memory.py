@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .report import Report, TensorTraffic
+from .report import SECTOR_BYTES, Report, TensorTraffic
 
-if TYPE_CHECKING:
-    from .hopper import TensorMap
-
-SECTOR = 32  # bytes
 BANKS, BANK_BYTES = 32, 4
 FIRST_ADDRESS, APART = 1 << 44, 1 << 42
-ROW_OF_MAPS = 128  # bytes of a tensor map
+MAP_BYTES = 128
+MOST_ROWS = 256  # of a box
 SHARED_BASE = 1024 + 48  # aligned to 16 and no more: a kernel that needs more must see to it
 
 
@@ -36,13 +32,53 @@ class Placed:
     strides: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor [.., rows, columns] as copies see it, in boxes of ``rows`` rows of 128 bytes."""
+
+    array: np.ndarray | Placed
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A tensor map in a launch: the address of the first element, strides in bytes."""
+
+    name: str
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        """The rules of cuTensorMapEncodeTiled."""
+        if not 2 <= len(self.shape) <= 4 or 0 in self.shape:
+            raise ValueError(f"{self.name}: no tensor map of shape {self.shape}: 2 to 4 axes, no 0")
+        if self.rows not in range(1, MOST_ROWS + 1):
+            raise ValueError(f"{self.name}: boxes of {self.rows!r} rows: 1 to {MOST_ROWS}")
+        if any(stride % 16 for stride in self.strides[:-1]):
+            raise ValueError(f"{self.name}: no tensor map of strides {self.strides}, in bytes: all "
+                             "but the last must be multiples of 16")  # fmt: skip
+
+
+class Address(int):
+    """Where a tensor lies. A number, as kernels for a GPU have it."""
+
+    def __getitem__(self, index):
+        raise TypeError("a tensor is an address in this kernel: use ld_global_* and st_global_*")
+
+    def __setitem__(self, index, value):
+        self[index]
+
+
 class GlobalMemory:
     """The launch's tensors, by address."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
         self.names: list[str] = []
-        self.maps: dict[int, tuple[str, TensorMap]] = {}
+        self.maps: dict[int, Mapped] = {}
         self.sources: list[np.ndarray] = []
         self.parts: list[np.ndarray] = []  # each tensor's bytes, contiguous
         self.sizes = 0
@@ -51,14 +87,13 @@ class GlobalMemory:
 
     def place(self, name: str, tensor: np.ndarray | Placed) -> int:
         """Give a tensor its address."""
-        array = tensor.array if isinstance(tensor, Placed) else tensor
-        strides = (
-            tensor.strides
-            if isinstance(tensor, Placed)
-            else tuple(stride // array.itemsize for stride in array.strides)
-        )
+        array, strides = _layout(tensor)
+        if array.dtype.hasobject:
+            raise TypeError(f"{name}: an array of {array.dtype}, which has no bytes of its own")
+        if name in self.report.tensors:
+            raise ValueError(f"names: two tensors are called {name!r}")
         index = len(self.names)
-        address = FIRST_ADDRESS + index * APART
+        address = Address(FIRST_ADDRESS + index * APART)
         self.names.append(name)
         self.sources.append(array)
         self.parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
@@ -69,11 +104,20 @@ class GlobalMemory:
         return address
 
     def place_map(self, name: str, target: TensorMap) -> int:
-        """Give a tensor map its address; copies read the array itself."""
-        address = FIRST_ADDRESS // 2 + len(self.maps) * ROW_OF_MAPS
-        self.maps[address] = name, target
-        self.report.tensors[name] = TensorTraffic()
-        return address
+        """Give a tensor map its address. If its array is among the tensors, it is that one's."""
+        array, strides = _layout(target.array)
+        same = [i for i, other in enumerate(self.sources) if _is_same(array, other)]
+        mapped = {x.name for x in self.maps.values()}
+        same.sort(key=lambda i: self.names[i] in mapped)  # twice the same: one map each
+        if same:
+            name, address = self.names[same[0]], FIRST_ADDRESS + same[0] * APART
+        else:
+            address = self.place(name, target.array)
+        at = FIRST_ADDRESS // 2 + len(self.maps) * MAP_BYTES
+        size = array.itemsize
+        in_bytes = tuple(stride * size for stride in strides)
+        self.maps[at] = Mapped(name, address, array.shape, in_bytes, size, target.rows)
+        return at
 
     def _add_rows(self, index, address, shape, itemsize, strides) -> None:
         width = shape[-1] if shape else 1
@@ -83,6 +127,8 @@ class GlobalMemory:
         for length, stride in zip(shape[:-1], strides[:-1], strict=True):
             offsets = offsets[..., None] + np.arange(length, dtype=np.int64) * stride
         offsets = offsets.reshape(-1) * itemsize
+        if np.abs(offsets).max(initial=0) >= APART // 2:
+            raise ValueError(f"{self.names[index]}: strides {strides} reach too far")
         place = self.sizes + np.arange(offsets.size, dtype=np.int64) * width * itemsize
         lengths = np.full(offsets.size, width * itemsize)
         if offsets.size and (np.diff(offsets) == width * itemsize).all():  # one piece
@@ -105,17 +151,23 @@ class GlobalMemory:
         order = np.argsort(self.first, kind="stable")
         self.first, self.length = self.first[order], self.length[order]
         self.place_of, self.tensor = self.place_of[order], self.tensor[order]
-        if (self.first[1:] < self.first[:-1] + self.length[:-1]).any():
-            raise ValueError("args: a tensor's rows overlap")
+        overlap = self.first[1:] < self.first[:-1] + self.length[:-1]
+        if overlap.any():
+            raise ValueError(f"{self.names[self.tensor[np.argmax(overlap)]]}: its rows overlap")
         self.data = np.concatenate(self.parts) if self.parts else np.zeros(0, np.uint8)
 
     def write_back(self) -> None:
         """Copy what the kernel changed into the caller's arrays."""
         at = 0
-        for array, part in zip(self.sources, self.parts, strict=True):
+        for name, array, part in zip(self.names, self.sources, self.parts, strict=True):
             now = self.data[at : at + part.size]
-            if not np.array_equal(now, part):
-                array[...] = now.view(array.dtype).reshape(array.shape)
+            changed = np.flatnonzero(now != part)
+            if changed.size and not array.flags.writeable:
+                raise ValueError(f"{name}: the kernel wrote to a read-only array")
+            if changed.size:  # another argument may hold the rest
+                flat = np.array(array, order="C").reshape(-1)
+                flat.view(np.uint8)[changed] = now[changed]
+                array[...] = flat.reshape(array.shape)
             at += part.size
 
     def describe(self, address: int) -> str:
@@ -140,8 +192,8 @@ class GlobalMemory:
             mine = self.tensor[row] == tensor
             traffic = self.report.tensors[self.names[tensor]]
             moved = int(size[mine].sum())
-            first, last = address[mine] // SECTOR, (address[mine] + size[mine] - 1) // SECTOR
-            sectors = np.unique(np.concatenate((first, last))).size
+            ends = np.concatenate((address[mine], address[mine] + size[mine] - 1))
+            sectors = np.unique(ends // SECTOR_BYTES).size
             if writes:
                 traffic.write_bytes += moved
                 traffic.write_sectors += sectors
@@ -173,6 +225,19 @@ class SharedMemory:
             shared.read_wavefronts += passes
         shared.conflicts += passes - needed
         return passes - needed
+
+
+def _layout(tensor: np.ndarray | Placed) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The array, and strides in elements."""
+    if isinstance(tensor, Placed):
+        return tensor.array, tensor.strides
+    return tensor, tuple(stride // tensor.itemsize for stride in tensor.strides)
+
+
+def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays are the same elements at the same places, axes of length 1 aside."""
+    axes = [[x for x in zip(y.shape, y.strides, strict=True) if x[0] > 1] for y in (array, other)]
+    return array.ctypes.data == other.ctypes.data and axes[0] == axes[1]
 
 
 def wavefronts(lanes: np.ndarray, address: np.ndarray, size: int) -> tuple[int, int]:
@@ -209,8 +274,9 @@ def grid_of(extent: int | Sequence[int]) -> tuple[int, int, int]:
     >>> grid_of(7), grid_of((2, 3))
     ((7, 1, 1), (2, 3, 1))
     """
-    given = (extent,) if isinstance(extent, int | np.integer) else tuple(extent)
-    if not 1 <= len(given) <= 3 or any(int(x) != x or x < 1 for x in given):
+    given = tuple(extent) if isinstance(extent, Sequence) else (extent,)
+    whole = all(isinstance(x, int | np.integer) and x >= 1 for x in given)
+    if not 1 <= len(given) <= 3 or not whole:
         raise ValueError(f"grid, block: {extent!r} must be one to three whole numbers >= 1")
     x, y, z = (*map(int, given), 1, 1)[:3]
     return x, y, z

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from textwrap import fill
 
 FAULTS = {
@@ -12,10 +14,17 @@ FAULTS = {
     "uninitialised": "shared memory read before anything was written there",
     "race": "two accesses, one a write, that no barrier orders",
     "in flight": "memory touched while an asynchronous copy or product may still use it",
+    "fence": "what threads wrote or touched is used by a unit beside them, with no fence between",
     "divergence": "a warp-wide or block-wide instruction without all of its lanes",
     "deadlock": "warps that wait for what never comes",
     "barrier": "a barrier used against its rules",
+    "registers": "registers given back or taken against the rules",
 }
+
+
+SECTOR_BYTES = 32
+NOWHERE = ("", 0)
+Line = tuple[str, int]  # of a kernel: file and number; NOWHERE if at none
 
 
 class KernelFaultError(RuntimeError):
@@ -27,7 +36,8 @@ class Fault:
     """One kind of fault at one line of the kernel."""
 
     kind: str  # a key of FAULTS
-    line: int  # in the kernel's file; 0 if at no line
+    file: str
+    line: int  # 0 if at no line
     detail: str  # of the first time
     block: tuple[int, int, int]
     warp: int
@@ -35,8 +45,13 @@ class Fault:
 
     def __str__(self) -> str:
         times = f", {self.count} times" if self.count > 1 else ""
-        where = f"(block {self.block}, warp {self.warp}{times})"
-        return f"line {self.line}: {self.kind}: {self.detail} {where}"
+        at = f"{place((self.file, self.line))}: " if self.line else ""
+        return f"{at}{self.kind}: {self.detail} (block {self.block}, warp {self.warp}{times})"
+
+
+def place(line: Line) -> str:
+    """A line in words."""
+    return f"{Path(line[0]).name}, line {line[1]}"
 
 
 @dataclass(slots=True)
@@ -47,6 +62,15 @@ class TensorTraffic:
     write_bytes: int = 0
     read_sectors: int = 0
     write_sectors: int = 0
+
+    def columns(self) -> str:
+        """Bytes, sectors, and how much of the sectors that is; read, then written."""
+        parts = ((self.read_bytes, self.read_sectors), (self.write_bytes, self.write_sectors))
+        return "".join(
+            f"{moved:>14}{sectors:>10}{moved / (sectors * SECTOR_BYTES) if sectors else 0:>6.0%}"
+            if moved or sectors else f"{'-':>14}{'':>16}"
+            for moved, sectors in parts
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -67,9 +91,10 @@ class Report:
     tensors: dict[str, TensorTraffic] = field(default_factory=dict)
     shared: SharedTraffic = field(default_factory=SharedTraffic)
     instructions: Counter[str] = field(default_factory=Counter)  # a warp's instruction counts once
-    conflict_lines: Counter[int] = field(default_factory=Counter)
+    conflict_lines: Counter[Line] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
     blocks: int = 0
+    threads: int = 0  # of a block
     shared_bytes: int = 0  # of a block
     seconds: float = 0.0  # of emulation
 
@@ -88,34 +113,41 @@ class Report:
         return self
 
     def add_fault(
-        self, kind: str, line: int, detail: str, block: tuple[int, int, int], warp: int
+        self, kind: str, at: Line, detail: str, block: tuple[int, int, int], warp: int
     ) -> None:
         assert kind in FAULTS
         for known in self.faults:
-            if known.kind == kind and known.line == line:
+            if (known.kind, known.file, known.line) == (kind, *at):
                 known.count += 1
                 return
-        self.faults.append(Fault(kind, line, detail, block, warp))
+        self.faults.append(Fault(kind, *at, detail, block, warp))
 
     def __str__(self) -> str:
-        lines = [f"{self.blocks} blocks, {self.shared_bytes} bytes of shared memory each"]
+        columns = f"{'bytes':>14}{'sectors':>10}{'used':>6}"
+        lines = [
+            f"{_count(self.blocks, 'block')} of {self.threads} threads, "
+            f"{self.shared_bytes} bytes of shared memory each",
+            f"{'':<12}{'global read':^30}{'global written':^30}".rstrip(),
+            f"{'tensor':<12}{columns}{columns}",
+        ]
+        lines += [f"{name:<12}{x.columns()}".rstrip() for name, x in self.tensors.items()]
+        shared = self.shared
         lines.append(
-            f"{'tensor':<12}{'read bytes':>14}{'sectors':>10}{'write bytes':>14}{'sectors':>10}"
-        )
-        for name, x in self.tensors.items():
-            lines.append(
-                f"{name:<12}{x.read_bytes:>14}{x.read_sectors:>10}"
-                f"{x.write_bytes:>14}{x.write_sectors:>10}"
-            )
-        x = self.shared
-        lines.append(f"{'shared':<12}{x.read_bytes:>14}{'':>10}{x.write_bytes:>14}")
-        lines.append(
-            f"wavefronts  {x.read_wavefronts} read, {x.write_wavefronts} written; "
-            f"{x.conflicts} of them from bank conflicts"
+            f"shared memory: {shared.read_bytes} bytes read, {shared.write_bytes} written; "
+            f"wavefronts: {shared.read_wavefronts} and {shared.write_wavefronts}, "
+            f"{shared.conflicts} of them from bank conflicts"
         )
         for line, conflicts in sorted(self.conflict_lines.items()):
-            lines.append(f"  line {line}: {conflicts} conflicts")
+            code = linecache.getline(*line).strip()
+            lines.append(f"  {place(line)}: {_count(conflicts, 'conflict')}: {code}")
         counts = sorted(self.instructions.items())
-        lines.append("instructions  " + ", ".join(f"{name} {count}" for name, count in counts))
+        lines.append("instructions: " + ", ".join(f"{name} {count}" for name, count in counts))
         lines += [str(fault) for fault in self.faults] or ["no faults"]
-        return "\n".join(fill(line, 96, subsequent_indent="    ") for line in lines)
+        return "\n".join(
+            fill(line, 96, subsequent_indent="    ", drop_whitespace=len(line) > 96)
+            for line in lines
+        )
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -21,6 +21,10 @@ from types import CodeType, FunctionType
 from typing import Any
 
 FLOW = "_flow"
+REFUSED = (
+    ast.Try, ast.With, ast.Match, ast.Assert, ast.Raise, ast.Global, ast.Nonlocal, ast.NamedExpr,
+    ast.Yield, ast.YieldFrom, ast.Await, ast.ClassDef, ast.AsyncFunctionDef,
+)  # fmt: skip
 
 
 @functools.cache
@@ -32,6 +36,12 @@ def warp_code(function: FunctionType) -> CodeType:
     if not isinstance(definition, ast.FunctionDef):
         raise TypeError(f"kernel: {function.__qualname__} must be a def with its source in a file")
     definition.decorator_list = []
+    for node in ast.walk(tree):
+        loop = isinstance(node, ast.For | ast.While) and node.orelse
+        if loop or isinstance(node, REFUSED):
+            what = "a loop's else" if loop else type(node).__name__
+            line = getattr(node, "lineno", 1) + first - 1
+            raise TypeError(f"kernel: line {line} of {function.__qualname__}: {what} not emulated")
     _Rewriter().visit(tree)
     ast.fix_missing_locations(tree)
     ast.increment_lineno(tree, first - 1)
@@ -125,7 +135,16 @@ class _Rewriter(ast.NodeTransformer):
 
     # ---- assignments
 
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if node.value is None:
+            return node
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value), node))
+
     def visit_Assign(self, node: ast.Assign) -> Any:
+        if len(node.targets) > 1:  # a = b = x
+            each = [ast.Assign([ast.Name("_value", ast.Store())], node.value)]
+            each += [ast.Assign([x], ast.Name("_value", ast.Load())) for x in node.targets]
+            return [self.visit_Assign(ast.copy_location(x, node)) for x in each]
         node.value = self.visit(node.value)
         node.targets = [self.visit(target) for target in node.targets]
         if not self.conditional:
@@ -133,9 +152,8 @@ class _Rewriter(ast.NodeTransformer):
         target = node.targets[0]
         if isinstance(target, ast.Name):
             node.value = _call("put", node.value, _old(target))
-        elif isinstance(target, ast.Tuple) and any(isinstance(x, ast.Name) for x in target.elts):
-            old = [_old(x) if isinstance(x, ast.Name) else ast.Constant(None) for x in target.elts]
-            node.value = _call("put_all", node.value, ast.Tuple(old, ast.Load()))
+        elif isinstance(target, ast.Tuple):
+            node.value = _call("put", node.value, _old_values(target))
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
@@ -208,6 +226,12 @@ class _Rewriter(ast.NodeTransformer):
         name = self.loop[-1]
         assert name is not None
         return ast.Name(name, ast.Load())
+
+
+def _old_values(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Tuple):
+        return ast.Tuple([_old_values(x) for x in target.elts], ast.Load())
+    return _old(target) if isinstance(target, ast.Name) else ast.Constant(None)
 
 
 def _old(name: ast.Name) -> ast.Name:

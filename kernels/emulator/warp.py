@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,8 @@ from .copies import Copy, CopyGroups
 from .flow import LANES, Flow
 from .hopper import Hopper
 from .memory import SHARED_BASE
-from .races import GRANULE
+from .races import ATOMIC, GRANULE, READ, WRITE
+from .report import NOWHERE, Line
 
 if TYPE_CHECKING:
     from .block import Block
@@ -27,6 +29,7 @@ SAID = {
     "in flight": "touches {} that an asynchronous copy or product still uses: wait for it first",
     "uninitialised": "reads {} that nobody has written",
     "race": "touches {} that another thread touched, with no barrier between",
+    "fence": "lets a unit read {} that threads wrote, with no fence_async of theirs after",
 }
 
 
@@ -36,20 +39,20 @@ class Warp:
     def __init__(self, block: Block, index: int, flow: Flow) -> None:
         self.block, self.index, self.flow = block, index, flow
         self.threads = index * LANES + LANE
-        self.copies = CopyGroups()
+        self.copies: CopyGroups[Copy] = CopyGroups()
         self.hopper = Hopper(self, block.machine)
         self.report = block.report
         self.ready: Callable[[], bool] | None = None  # what it waits for
-        self.waits_for = ""
+        self.waits_for, self.waits_at = "", NOWHERE
 
     # ---- faults
 
-    def line(self) -> int:
+    def line(self) -> Line:
         """The kernel's line that is running."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename not in self.block.files:
             frame = frame.f_back
-        return frame.f_lineno if frame is not None else 0
+        return NOWHERE if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
     def fault(self, kind: str, detail: str) -> None:
         self.report.add_fault(kind, self.line(), detail, self.block.index, self.index)
@@ -70,18 +73,29 @@ class Warp:
         """Bytes [32, size]; 0xFF for lanes that are inactive or refused."""
         lanes = self.active()
         data = np.full((LANES, size), 0xFF, np.uint8)
-        lanes, place = self._global(lanes, address[lanes], size, writes=False)
-        data[lanes] = self.block.memory.data[place[:, None] + np.arange(size)]
+        lanes, at = self._global(lanes, address[lanes], size, READ)
+        data[lanes] = self.block.memory.data[at]
         return data
 
     def store_global(self, address: np.ndarray, data: np.ndarray) -> None:
         size = data.shape[1]
         lanes = self.active()
-        lanes, place = self._global(lanes, address[lanes], size, writes=True)
-        self.block.memory.data[place[:, None] + np.arange(size)] = data[lanes]
+        lanes, at = self._global(lanes, address[lanes], size, WRITE)
+        self.block.memory.data[at] = data[lanes]
 
-    def _global(self, lanes, address, size, *, writes: bool):
-        """Check and count an access; returns the lanes that may go on, and their places."""
+    def add_global(self, address: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Add to 32-bit words, a lane after another; returns what each lane found."""
+        lanes = self.active()
+        found = np.full(LANES, 0xFFFFFFFF, np.uint32)
+        data = self.block.memory.data
+        for lane, at in zip(*self._global(lanes, address[lanes], 4, ATOMIC), strict=True):
+            word = data[at].view(np.uint32)
+            found[lane] = word[0]
+            data[at] = (word + x[lane : lane + 1].astype(np.uint32)).view(np.uint8)
+        return found
+
+    def _global(self, lanes, address, size, kind: int):
+        """Check and count an access; returns the lanes that may go on, and their bytes' places."""
         memory = self.block.memory
         sizes = np.full(lanes.shape, size)
         fine = self._aligned(address, size, "global")
@@ -91,15 +105,14 @@ class Warp:
             self.fault("bounds", f"{size} bytes at {self.block.place_of(wrong)}")
         fine &= row >= 0
         lanes, address, place, row = lanes[fine], address[fine], place[fine], row[fine]
+        at = place[:, None] + np.arange(size)
         if lanes.size:
-            memory.count(address, sizes[fine], row, writes)
-            wrong = self.block.global_order.touch(
-                self.block, self.threads[lanes], place, size, writes
-            )
-            if wrong:
-                name = memory.names[memory.tensor[row[0]]]
-                self.fault("race", SAID["race"].format(f"elements of {name}"))
-        return lanes, place
+            for writes in (False, True) if kind == ATOMIC else (kind == WRITE,):
+                memory.count(address, sizes[fine], row, writes)
+            block, threads = self.block, self.threads[lanes]
+            if block.global_order.touch(block.number, block.clocks, threads, at, kind):
+                self.say("race", f"elements of {memory.names[memory.tensor[row[0]]]}")
+        return lanes, at
 
     def _aligned(self, address, size: int, where: str) -> np.ndarray:
         fine = address % size == 0
@@ -146,9 +159,9 @@ class Warp:
                 self.report.conflict_lines[self.line()] += conflicts
         return lanes, _granules(address, size)
 
-    def say(self, wrong: str | None) -> None:
+    def say(self, wrong: str | None, what: str = "shared memory") -> None:
         if wrong:
-            self.fault(wrong, SAID[wrong].format("shared memory"))
+            self.fault(wrong, SAID[wrong].format(what))
 
     # ---- asynchronous copies
 
@@ -162,10 +175,10 @@ class Warp:
         for part in np.unique(size[reads]):
             some = reads[size[reads] == part]
             self._aligned(address[some], width, "global")
-            kept, at = self._global(some, address[some], int(part), writes=False)
+            kept, at = self._global(some, address[some], int(part), READ)
             refused = np.setdiff1d(some, kept)
             size = np.where(np.isin(LANE, refused), 0, size)
-            place[kept] = at
+            place[kept] = at[:, 0]
         if not lanes.size:
             return
         self.say(self.block.shadow.take_off(self.threads[lanes], granules))
@@ -199,10 +212,10 @@ class Warp:
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Let other warps run until ``ready``."""
-        if not ready():
-            self.ready, self.waits_for = ready, f"{what}, line {self.line()}"
+        while not ready():  # again after a turn: another warp may have been faster
+            self.ready, self.waits_for, self.waits_at = ready, what, self.line()
             self.block.switch(self)
-            self.ready, self.waits_for = None, ""
+            self.ready = None
 
     def syncthreads(self) -> None:
         """All of the block meet."""
@@ -219,7 +232,7 @@ class Warp:
         what = "bar_sync" if waits else "bar_arrive"
         self.together(what)
         number, count = int(number[0]), int(threads[0])
-        if not 0 <= number < 16 or count % LANES or not count:
+        if not 0 < number < 16 or count % LANES or not count:
             self.fault("barrier", f"{what} {number} for {count} threads")
             return
         barrier = self.block.named.setdefault(number, Barrier(count))
