@@ -7,6 +7,7 @@ there only. Read next: ``mma_tiles.py``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .layout import round_up
@@ -54,6 +55,7 @@ class MmaLayout:
     block_k: int  # Bc
     min_blocks: int = 1  # blocks an SM should hold at a time: bounds the registers
     itemsize: int = 2  # bytes of an element
+    chain: int = 2  # float32: steps of 8, at most, that are summed in tensor cores
 
     @property
     def block_q(self) -> int:
@@ -99,14 +101,22 @@ class MmaLayout:
         return self.Q_bytes + 2 * (self.K_bytes + self.V_bytes)
 
     @property
+    def turn(self) -> int:
+        """float32: steps of 8 in the code of Q K^T, which is a loop. Whole chains."""
+        return math.gcd(self.d // 8, max(4, self.chain))
+
+    @property
     def mma_count(self) -> int:
         """Tensor-core instructions in the code: those of one tile, a warp. float32 takes three
-        products for one, of half the depth.
+        products for one, of half the depth, and one for the last bit of V.
         """
-        depth, products = (16, 1) if self.itemsize == 2 else (8, 3)
-        QK = self.block_k // 8 * (self.d // depth)
-        PV = self.e // 8 * (self.block_k // depth)
-        return products * self.row_tiles * (QK + PV)
+        if self.itemsize == 2:
+            QK = self.block_k // 8 * (self.d // 16)
+            PV = self.e // 8 * (self.block_k // 16)
+        else:
+            QK = 3 * (self.block_k // 8) * self.turn
+            PV = (3 + 1) * (self.e // 8) * (self.block_k // 8)
+        return self.row_tiles * (QK + PV)
 
 
 def takes(d: int, e: int) -> bool:
