@@ -1,4 +1,4 @@
-"""Machine code on disk, so that a kernel is compiled once for all processes.
+"""PTX on disk, so that a kernel is compiled once for all processes.
 
 Files live in the folder that ``SIMATTN_CACHE_DIR`` names, by default ``simattn`` in the user's
 cache folder; an empty ``SIMATTN_CACHE_DIR`` keeps none. A file's name is a hash of everything that

@@ -1,4 +1,4 @@
-"""``python -m kernels traffic | check | bench | peers | counters | results``.
+"""``python -m kernels traffic | check | bench | peers | tune | counters | results``.
 
 Exit codes: 0; 1 if counts differ or a case fails; 2 if the arguments are wrong or something that
 the command needs is missing, said in one line.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .problem import DTYPES, TENSOR_CORES, VARIANTS, shown
+from .problem import ALL_VARIANTS, DTYPES, TENSOR_CORES, shown
 
 MAX_SIZE = 2**48
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _traffic(args: argparse.Namespace) -> int:
     # The simulator is chosen when Numba is imported, which nothing has done so far.
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # which makes no difference to the emulator
     from .traffic import compare, to_json, to_text
 
     comparison = compare(
@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace) -> int:
     if args.cores:
         from .check_cores import main as check_cores
 
-        return check_cores(args.variant or TENSOR_CORES, args.dtype)
+        return check_cores(args.variant or TENSOR_CORES, args.dtype, args.small)
     return main(small=args.small)
 
 
@@ -79,8 +79,15 @@ def _peers(args: argparse.Namespace) -> int:
     from .peers import main
 
     need_gpu()
-    masks = ("full",) * (not args.causal) + ("causal",) * (not args.full)
-    return main(widths=args.d, rows=args.n, dtypes=args.dtype, masks=masks, json_path=args.json)
+    return main(widths=args.d, rows=args.n, dtypes=args.dtype, json_path=args.json)
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from .driver import need_gpu
+    from .tune import main
+
+    need_gpu()
+    return main(variant=args.variant, widths=args.d, rows=args.n, dtypes=args.dtype)
 
 
 def _counters(args: argparse.Namespace) -> int:
@@ -105,6 +112,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "check": _check,
     "bench": _bench,
     "peers": _peers,
+    "tune": _tune,
     "counters": _counters,
     "results": _results,
 }
@@ -115,15 +123,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
 
     traffic = commands.add_parser(
-        "traffic", help="count a kernel's traffic in Numba's simulator, beside simattn's two counts"
+        "traffic",
+        help="count a kernel's traffic in Numba's simulator, or the emulator, beside simattn's two",
     )
     for name, default in (("n", 32), ("d", 8), ("heads", 1), ("batch", 1)):
         traffic.add_argument(f"--{name}", type=_size, default=default, help=f"default {default}")
     for name, default in (("n-k", "n"), ("dv", "d"), ("kv-heads", "heads")):
         traffic.add_argument(f"--{name}", type=_size, help=f"default: {default}")
     for name in ("block-q", "block-k"):
-        traffic.add_argument(f"--{name}", type=_size, default=8, help="default 8")
-    traffic.add_argument("--variant", choices=VARIANTS, default="q_outer")
+        traffic.add_argument(f"--{name}", type=_size, help="default 8; of mma and sm90 a GPU's own")
+    traffic.add_argument("--variant", choices=ALL_VARIANTS, default="q_outer")
     traffic.add_argument("--dtype", choices=list(DTYPES), default="float32")
     traffic.add_argument("--causal", action="store_true", help="aligned bottom-right")
     traffic.add_argument("--window", type=_window, default=(-1, -1), metavar="L,R")
@@ -152,17 +161,20 @@ def _parser() -> argparse.ArgumentParser:
     peers = commands.add_parser(
         "peers", help="time flash_attention beside torch's backends on this machine's GPU"
     )
-    peers.add_argument("--d", type=_sizes, default=(64, 128), metavar="D,D", help="default 64,128")
-    peers.add_argument(
-        "--n", type=_sizes, default=(1024, 4096, 16384), metavar="N,N",
-        help="default 1024,4096,16384",
-    )  # fmt: skip
-    peers.add_argument(
-        "--dtype", type=_dtypes, default=("float16",), metavar="T,T", help="default float16"
+    tune = commands.add_parser(
+        "tune", help="time a tensor-core kernel's tile shapes on this machine's GPU"
     )
-    only = peers.add_mutually_exclusive_group()
-    only.add_argument("--causal", action="store_true", help="only causal")
-    only.add_argument("--full", action="store_true", help="only without a mask")
+    tune.add_argument("--variant", choices=TENSOR_CORES, default=TENSOR_CORES[0])
+    for timed, (widths, rows, dtypes) in (
+        (peers, ((), (), ())), (tune, ((64, 128), (1024, 4096, 16384), ("float16",))),
+    ):  # fmt: skip
+        for name, kind, default in (
+            ("d", _sizes, widths), ("n", _sizes, rows), ("dtype", _dtypes, dtypes),
+        ):  # fmt: skip
+            shown_default = ",".join(map(str, default)) or "all"
+            timed.add_argument(
+                f"--{name}", type=kind, default=default, help=f"default {shown_default}"
+            )
     peers.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
 
     counters = commands.add_parser(

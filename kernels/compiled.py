@@ -1,7 +1,7 @@
-"""From Python to machine code: Numba makes PTX, the driver assembles it, the disk keeps it.
+"""From Python to machine code: Numba makes PTX, the disk keeps it, the driver assembles it.
 
 Numba's own launcher never raises the 48 KiB limit on shared memory and takes ten times as long, so
-the machine code is loaded and launched through the driver API (``driver.py``).
+a kernel is loaded and launched through the driver API (``driver.py``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 from . import cache, driver
 from .driver import Loaded
 from .layout import Layout, buffers
+from .tensor_maps import with_maps
 
-ENTRY = "flash"  # a kernel's name in its machine code begins so, and its variant's name follows
+ENTRY = "flash"  # a kernel's name in its PTX begins so, and its variant's name follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,10 @@ def source(kernel: Kernel) -> tuple[Any, Any]:
             from . import flash_mma
 
             return flash_mma.flash_mma(layout, dtype), flash_mma.signature()
+        case "sm90":
+            from . import flash_sm90
+
+            return flash_sm90.flash_sm90(layout, dtype), flash_sm90.signature()
         case variant:
             from . import flash_simt
 
@@ -96,7 +101,11 @@ def ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
             gc.enable()
     found = re.search(r"\.visible \.entry\s+(\S+?)\(", text)
     assert found is not None
-    text = _texts[kernel, capability] = text.replace(found.group(1), kernel.entry)
+    text = text.replace(found.group(1), kernel.entry)
+    if kernel.variant == "sm90":
+        text = with_maps(text, kernel.entry, 4)
+    _texts[kernel, capability] = text
+    cache.write(_file(kernel, capability), text.encode())
     return text
 
 
@@ -117,14 +126,10 @@ def load(kernel: Kernel, device: int) -> Built:
 def _load(kernel: Kernel, device: int) -> tuple[Loaded, bool]:
     """The current context's, from disk if it is there."""
     capability = driver.limits(device).capability
-    name = _file(kernel, capability)
-    code = cache.read(name)
-    from_disk = code is not None
-    if code is None:
-        code = driver.link(ptx(kernel, capability))
-        cache.write(name, code)
+    stored = cache.read(_file(kernel, capability))
+    text = stored.decode() if stored is not None else ptx(kernel, capability)
     threads = kernel.layout.threads
-    return driver.load(code, kernel.entry, threads, kernel.shared_bytes), from_disk
+    return driver.load(text, kernel.entry, threads, kernel.shared_bytes), stored is not None
 
 
 def compile_all(kernels: Iterable[Kernel], device: int = 0) -> None:
@@ -142,7 +147,7 @@ def compile_all(kernels: Iterable[Kernel], device: int = 0) -> None:
 
 def _file(kernel: Kernel, capability: tuple[int, int]) -> str:
     """Its name on disk."""
-    return cache.key(repr(kernel), repr(capability), driver.version(), *_versions())
+    return cache.key(repr(kernel), repr(capability), *_versions())
 
 
 @functools.cache

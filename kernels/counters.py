@@ -4,6 +4,9 @@ Nsight Compute counts the bytes that load and store instructions ask global memo
 32-byte sectors that L2 sends to the SMs, which is how the tensor-core kernels' copies show. It runs
 this module again with ``--launch``, which launches every problem once; its counts, in launch order,
 are then compared with ``simattn.predict``.
+
+`flash_sm90` copies whole boxes: what a box has past the tensor's last row is counted by the chip,
+so its closed form is that of rows rounded up to whole tiles. And it reads its table of work.
 """
 
 from __future__ import annotations
@@ -16,16 +19,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import simattn
 
 from .check import Case, inputs
 from .launch import Prepared, prepare
-from .problem import VARIANTS
+from .layout import round_up
+from .problem import VARIANTS, Problem
+from .sm90_layout import layout_for
+from .sm90_schedule import END, schedule
 
 READ = "smsp__sass_data_bytes_mem_global_op_ld.sum"
 SECTORS, SECTOR_BYTES = "l1tex__m_xbar2l1tex_read_sectors.sum", 32
 WRITE = "smsp__sass_data_bytes_mem_global_op_st.sum"
-METRICS = (READ, SECTORS, WRITE)
+COPIED_OUT = "l1tex__m_l1tex2xbar_write_bytes_mem_global_op_tma_st.sum"  # by tensor copies
+METRICS = (READ, SECTORS, WRITE, COPIED_OUT)
 
 PORTABLE = tuple(
     Case(variant, block_q=64, block_k=64, **problem)
@@ -40,8 +49,7 @@ PORTABLE = tuple(
     )
 )
 CORES = tuple(  # rows of whole sectors
-    Case(variant, dtype="float16", **problem)
-    for variant in ("mma",)
+    Case("mma", dtype="float16", **problem)
     for problem in (
         {"n": 1000, "d": 64, "heads": 4, "kv_heads": 4},
         {"n": 1000, "d": 128, "heads": 4, "kv_heads": 4},
@@ -49,6 +57,17 @@ CORES = tuple(  # rows of whole sectors
         {"n": 700, "s": 333, "d": 80, "e": 48, "heads": 6, "kv_heads": 2, "is_causal": True},
         {"n": 500, "s": 800, "d": 128, "e": 64, "batch": 2, "window_size": (100, 20)},
         {"n": 2048, "d": 128, "heads": 4, "kv_heads": 4},
+    )
+)
+CORES += tuple(
+    Case("sm90", dtype="float16", **problem)
+    for problem in (
+        {"n": 1000, "d": 64, "heads": 4, "kv_heads": 4},
+        {"n": 1000, "s": 700, "d": 128, "heads": 4, "kv_heads": 2},
+        {"n": 2048, "d": 128, "heads": 4, "kv_heads": 4},
+        {"n": 3072, "d": 64, "heads": 4, "kv_heads": 4, "is_causal": True},
+        {"n": 2048, "d": 128, "heads": 4, "kv_heads": 4, "is_causal": True},
+        {"n": 1024, "d": 128, "e": 64, "heads": 2, "batch": 2, "window_size": (200, 20)},
     )
 )
 CASES = PORTABLE + CORES
@@ -82,16 +101,43 @@ def tiles_of(case: Case) -> tuple[int, int]:
     return layout.block_q, layout.block_k
 
 
-def predicted(case: Case, block_q: int, block_k: int) -> tuple[int, int]:
+def predicted(case: Case, block_q: int, block_k: int, sms: int = 132) -> tuple[int, int]:
     """Bytes read and written, in tiles of these rows. The tensor-core kernels are ``q_outer``."""
     variant = case.variant if case.variant in VARIANTS else "q_outer"
-    traffic = simattn.predict(
-        variant, n=case.n, n_k=case.s, d=case.d, dv=case.e, heads=case.heads,
-        kv_heads=case.kv_heads, batch=case.batch,
-        block_q=min(block_q, case.n), block_k=min(block_k, case.s or case.n),
-        is_causal=case.is_causal, window_size=case.window_size, dtype=case.dtype, return_lse=True,
-    ).traffic  # fmt: skip
-    return traffic.total_read_bytes, traffic.total_write_bytes
+    problem: dict[str, Any] = {
+        "d": case.d, "dv": case.e, "heads": case.heads, "kv_heads": case.kv_heads,
+        "batch": case.batch, "is_causal": case.is_causal, "window_size": case.window_size,
+        "dtype": case.dtype, "return_lse": True,
+    }  # fmt: skip
+    n, s = case.n, case.s or case.n
+    tiles = {"block_q": min(block_q, n), "block_k": min(block_k, s)}
+    traffic = simattn.predict(variant, n=n, n_k=s, **tiles, **problem).traffic
+    read, written = traffic.total_read_bytes, traffic.total_write_bytes
+    if case.variant == "sm90":
+        boxes = simattn.predict(
+            variant, n=round_up(n, block_q), n_k=round_up(s, block_k), block_q=block_q,
+            block_k=block_k, **problem,
+        )  # fmt: skip
+        read = boxes.traffic.total_read_bytes + table_bytes(case, block_q, block_k, sms)
+    return read, written
+
+
+def table_bytes(case: Case, block_q: int, block_k: int, sms: int) -> int:
+    """Sectors of the table of work that the blocks read: each its row, up to the end's mark."""
+    problem = Problem.of(
+        (case.heads, case.n, 1), (case.heads, case.s or case.n, 1),
+        (case.heads, case.s or case.n, 1), case.dtype,
+        is_causal=case.is_causal, window_size=case.window_size,
+    )  # fmt: skip
+    layout = layout_for(case.d, case.e or case.d, n=problem.n, s=problem.s)
+    table = schedule(
+        problem.n, problem.s, problem.left, problem.right, case.batch * case.heads,
+        block_q=block_q, block_k=block_k, blocks=sms, waves=layout.waves,
+    )  # fmt: skip
+    begins = np.arange(len(table)) * table.shape[1] * table.itemsize
+    ends = begins + ((table != END).sum(axis=1) + 1) * table.itemsize
+    sectors = -(-ends // SECTOR_BYTES) - begins // SECTOR_BYTES
+    return SECTOR_BYTES * int(sectors.sum())
 
 
 def main(*, ncu: str = "ncu", json_path: Path | None = None) -> int:
@@ -107,7 +153,7 @@ def main(*, ncu: str = "ncu", json_path: Path | None = None) -> int:
         model = predicted(case, block_q, block_k)
         portable = case.variant in VARIANTS
         read = counted[READ] if portable else SECTOR_BYTES * counted[SECTORS]
-        counts = read, counted[WRITE]
+        counts = read, counted[WRITE] + counted[COPIED_OUT]
         rows.append(
             {
                 "case": str(case),
@@ -126,7 +172,7 @@ def main(*, ncu: str = "ncu", json_path: Path | None = None) -> int:
     if json_path:
         report: dict[str, Any] = {
             "command": "python -m kernels counters", **environment(),
-            "metrics": [READ, SECTORS, WRITE], "counters": rows,
+            "metrics": METRICS, "counters": rows,
         }  # fmt: skip
         json_path.write_text(json.dumps(report, indent=1) + "\n")
     return 1 if differ else 0
@@ -156,10 +202,10 @@ def read_csv(output: str) -> list[dict[str, int]]:
     """The metrics of each of our kernels, in launch order.
 
     >>> (counts,) = read_csv(
-    ...     '==PROF== note\\n"ID","Kernel Name","%s","%s","%s"\\n"","","byte","sector","byte"\\n'
-    ...     '"0","flash_q_outer","1,024","40","64"\\n' % METRICS)
+    ...     '==PROF== note\\n"ID","Kernel Name","%s","%s","%s","%s"\\n"","","byte","","",""\\n'
+    ...     '"0","flash_q_outer","1,024","40","64","0"\\n' % METRICS)
     >>> list(counts.values())
-    [1024, 40, 64]
+    [1024, 40, 64, 0]
     """
     start = output.find('"ID"')
     if start < 0:

@@ -29,27 +29,29 @@ class Limits:
 class Loaded:
     """A kernel on a device, and what the compiler made of it."""
 
-    handle: Any
+    handle: int  # CUfunction
     threads: int
     shared_bytes: int
     registers: int  # a thread
     local_bytes: int  # a thread: spills and arrays that did not become registers
+    first: int = 0  # where the parameters begin: tensor maps are aligned to 64 bytes
+
+    def arguments(self, packed: bytes) -> Arguments:
+        """Arguments for any number of launches, from those laid out as the parameters are."""
+        return Arguments(bytes(self.first) + packed)
 
     def launch(self, grid: int, stream: int, arguments: Arguments) -> None:
         """Queue it on a stream of the current context."""
-        check(
-            driver().cuLaunchKernel(
-                self.handle, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream,
-                0, arguments.address,
-            )
+        status = direct().cuLaunchKernel(
+            self.handle, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, None,
+            arguments.address,
         )  # fmt: skip
+        if status:
+            check((status,))
 
 
 class Arguments:
-    """A kernel's arguments in one buffer, laid out as its parameters, for any number of launches.
-
-    What is not read by the driver during ``cuLaunchKernel`` is not read at all.
-    """
+    """A kernel's arguments in one buffer. The driver copies it at each launch."""
 
     __slots__ = ("_buffer", "_extra", "_size", "address")
 
@@ -61,11 +63,11 @@ class Arguments:
         self.address = ctypes.addressof(self._extra)
 
 
-def load(code: bytes, entry: str, threads: int, shared_bytes: int) -> Loaded:
-    """Machine code, into the current context."""
+def load(ptx: str, entry: str, threads: int, shared_bytes: int) -> Loaded:
+    """Assemble for the current context's device; the driver keeps its machine code on disk too."""
     kinds = driver().CUfunction_attribute
     with relaxed_capture():
-        module = check(driver().cuModuleLoadData(code))
+        module = check(driver().cuModuleLoadData(ptx.encode() + b"\0"))
         handle = check(driver().cuModuleGetFunction(module, entry.encode()))
         most = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         carveout = kinds.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -75,21 +77,20 @@ def load(code: bytes, entry: str, threads: int, shared_bytes: int) -> Loaded:
             check(driver().cuFuncGetAttribute(kind, handle))
             for kind in (kinds.CU_FUNC_ATTRIBUTE_NUM_REGS, kinds.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
         )
-    return Loaded(handle, threads, shared_bytes, registers, local_bytes)
+        first, _ = check(driver().cuFuncGetParamInfo(handle, 0))
+    return Loaded(int(handle), threads, shared_bytes, registers, local_bytes, first)
 
 
-def link(ptx: str) -> bytes:
-    """Assemble for the current context's device."""
-    kind = driver().CUjitInputType.CU_JIT_INPUT_PTX
-    text = ptx.encode() + b"\0"
-    with relaxed_capture():
-        state = check(driver().cuLinkCreate(0, [], []))
-        try:
-            check(driver().cuLinkAddData(state, kind, text, len(text), b"kernel", 0, [], []))
-            address, size = check(driver().cuLinkComplete(state))
-            return ctypes.string_at(int(address), size)
-        finally:
-            driver().cuLinkDestroy(state)
+@functools.cache
+def constant(device: int, content: bytes) -> int:
+    """The address of a copy on the device, which stays: CUDA graphs may hold on to it."""
+    with on_device(device), relaxed_capture():
+        address = check(driver().cuMemAlloc(len(content)))
+        stream = check(driver().cuStreamCreate(1))  # CU_STREAM_NON_BLOCKING: waits for no other
+        check(driver().cuMemcpyHtoDAsync(address, content, len(content), stream))
+        check(driver().cuStreamSynchronize(stream))
+        check(driver().cuStreamDestroy(stream))
+    return int(address)
 
 
 @functools.cache
@@ -114,15 +115,26 @@ def limits(device: int) -> Limits:
 @contextmanager
 def on_device(device: int) -> Iterator[None]:
     """Make the device's primary context, which every library shares, current in this thread."""
-    context = _primary_context(device)
-    if int(check(driver().cuCtxGetCurrent())) == int(context):
+    if is_current(device):
         yield
         return
-    check(driver().cuCtxPushCurrent(context))
+    check(driver().cuCtxPushCurrent(_primary_context(device)))
     try:
         yield
     finally:
         check(driver().cuCtxPopCurrent())
+
+
+def is_current(device: int) -> bool:
+    """Whether the device's primary context is this thread's."""
+    current = ctypes.c_void_p()
+    direct().cuCtxGetCurrent(ctypes.byref(current))
+    return current.value == _address(device)
+
+
+@functools.cache
+def _address(device: int) -> int:
+    return int(_primary_context(device))
 
 
 @contextmanager
@@ -195,12 +207,26 @@ def driver() -> Any:
     return bindings
 
 
+@functools.cache
+def direct() -> Any:
+    """The driver's library itself, for what every launch calls: the bindings take longer."""
+    driver()
+    library = ctypes.CDLL("libcuda.so.1")
+    number, pointer = ctypes.c_uint32, ctypes.c_void_p
+    library.cuLaunchKernel.argtypes = (pointer, *[number] * 7, pointer, pointer, pointer)
+    library.cuCtxGetCurrent.argtypes = (pointer,)
+    library.cuTensorMapEncodeTiled.argtypes = (
+        pointer, number, number, *[pointer] * 5, *[number] * 4,
+    )  # fmt: skip
+    return library
+
+
 def check(result: tuple[Any, ...]) -> Any:
     """A driver call's value, or its values, or its error."""
     status, *values = result
     if int(status):
         from cuda.bindings import driver as bindings
 
-        _, text = bindings.cuGetErrorString(status)
+        _, text = bindings.cuGetErrorString(bindings.CUresult(int(status)))
         raise RuntimeError(f"CUDA driver: {text.decode() if text else status}")
     return tuple(values) if len(values) > 1 else values[0] if values else None

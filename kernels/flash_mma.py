@@ -19,7 +19,8 @@ O (out)    Q's rows of the same warp,     as Q                              stor
 =========  =============================  ================================  =====================
 
 D and E are the widths rounded up to whole matrices, W the larger; columns past d and e exist in
-shared memory only, as zeros. m is in base 2: P = 2**(S c - m) with c = scale log2(e).
+shared memory only, as zeros. m is in base 2: P = 2**(S c - m) with c = scale log2(e); for float32
+m c takes the place of m.
 
 A hidden key's V meets weight 0 in the product, which is not enough if it is infinite or NaN, and
 infinities do not survive splitting into TF32: a warp that ends with such a value in a sum computes
@@ -38,7 +39,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._cuda import cuda, device, types
+from ._cuda import cuda, types, word
 from .mma_layout import CHUNK_BYTES, MmaLayout
 from .mma_tiles import LOG2E, words
 from .ptx import (
@@ -68,12 +69,12 @@ def flash_mma(layout: MmaLayout, dtype: str):
     store, store_L = w.store, w.store_L
     Br, Bc, MT, ROWS = layout.block_q, layout.block_k, layout.row_tiles, 16 * layout.row_tiles
     NT, ET, E32 = Bc // 8, layout.e // 8, -(-layout.e // 32)
-    ITEM, A_REGISTERS = layout.itemsize, 4 if layout.itemsize == 2 else 8
+    ITEM, A_SHAPE = layout.itemsize, w.A_shape
     K0, V0 = layout.Q_bytes, layout.Q_bytes + layout.K_bytes
     STAGE = layout.K_bytes + layout.V_bytes
     Q_PITCH = CHUNK_BYTES * layout.Q_swizzle.chunks
 
-    @device
+    @word
     def at_row(address, strides, batch, head, row):
         return address + u64((batch * strides[0] + head * strides[1] + row * strides[2]) * ITEM)
 
@@ -84,7 +85,7 @@ def flash_mma(layout: MmaLayout, dtype: str):
         smem = cuda.shared.array(0, types.uint8)
         S = cuda.local.array((MT, NT, 4), types.float32)
         acc = cuda.local.array((MT, ET, 4), types.float32)
-        A = cuda.local.array((MT, A_REGISTERS), types.uint32)  # mma's left operand
+        A = cuda.local.array(A_SHAPE, types.uint32)  # mma's left operand
         m = cuda.local.array((MT, 2), types.float32)
         l = cuda.local.array((MT, 2), types.float32)
         base = shared_address(smem)
@@ -109,8 +110,8 @@ def flash_mma(layout: MmaLayout, dtype: str):
             u64(q_strides[2] * ITEM), u64(k_strides[2] * ITEM), u64(v_strides[2] * ITEM),
         )  # fmt: skip
         Q_from = at_row(q, q_strides, batch, head, i0) + start_Q(q_row, tid)
-        K_from = at_row(k, k_strides, batch, head // group, j0) + start_K(k_row, tid)
-        V_from = at_row(v, v_strides, batch, head // group, j0) + start_V(v_row, tid)
+        K_from = at_row(k, k_strides, batch, i32(head // group), j0) + start_K(k_row, tid)
+        V_from = at_row(v, v_strides, batch, i32(head // group), j0) + start_V(v_row, tid)
         fetch_Q(base, Q_from, q_row, rows, d, tid)
         if j0 < end:
             keys = i32(min(Bc, s - j0))
@@ -147,7 +148,7 @@ def flash_mma(layout: MmaLayout, dtype: str):
             if keys < Bc or first + row0 + ROWS - 1 > 0 or last + row0 < Bc - 1:
                 hide(S, first, last, keys, i32(row0 + (lane >> 2)), i32((lane & 3) * 2))
             weigh(m, l, acc, S, factor)
-            accumulate(acc, A, S, u32(base + V0 + stage), i32(anew(u32(lane))))
+            accumulate(acc, A, S, l, u32(base + V0 + stage), i32(anew(u32(lane))))
             stage = u32(STAGE - stage)
             j0 = following
 
@@ -164,7 +165,7 @@ def flash_mma(layout: MmaLayout, dtype: str):
         O = at_row(O, O_strides, batch, head, i0)
         L += (u64(bh) * u64(n) + u64(i0)) * u64(4)
 
-        add_sums(l)
+        add_sums(m, l, factor)
         mark = strange(acc, l)
         if ballot(u32(0) if mark == ZERO else u32(1)) == 0:
             store(O, O_row, acc, l, base, row0, rows, e, lane)
@@ -175,8 +176,8 @@ def flash_mma(layout: MmaLayout, dtype: str):
             q_row = u64(q_strides[2] * ITEM)
             k_row, v_row = u64(k_strides[2] * ITEM), u64(v_strides[2] * ITEM)
             q = at_row(q, q_strides, batch, head, i0)
-            k = at_row(k, k_strides, batch, head // group, 0)
-            v = at_row(v, v_strides, batch, head // group, 0)
+            k = at_row(k, k_strides, batch, i32(head // group), i32(0))
+            v = at_row(v, v_strides, batch, i32(head // group), i32(0))
             see_from, see_to = i32(i0 + s - n - left), i32(i0 + s - n + right)
             for r in range(row0, min(rows, row0 + ROWS)):
                 exactly(

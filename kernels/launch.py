@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from . import compiled, driver, repeats, tensors
-from .driver import Arguments
 from .plans import Plan, plan
-from .problem import VARIANTS, Problem, check_block, check_flag, check_softcap, check_variant
+from .problem import (
+    NO_WINDOW,
+    VARIANTS,
+    Problem,
+    check_block,
+    check_flag,
+    check_softcap,
+    check_variant,
+)
 from .tensors import Tensor
 
 
@@ -25,7 +32,7 @@ def flash_attention(
     *,
     is_causal: bool = False,
     scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     return_lse: bool = False,
     out: Any = None,
@@ -79,9 +86,9 @@ def flash_attention(
         Without numba-cuda; without a GPU.
     """
     key = None
-    if stream is None:
-        options = (is_causal, scale, window_size, softcap, return_lse, variant, block_q, block_k)
-        key = repeats.key((q, k, v, out), options)
+    if stream is block_q is block_k is None:
+        options = is_causal, return_lse, variant, softcap
+        key = repeats.key((q, k, v, out), options, scale, window_size)
         repeat = repeats.find(key)
         if repeat is not None and (answer := repeat(q, k, v, out)) is not None:
             return answer
@@ -106,7 +113,7 @@ def prepare(
     *,
     is_causal: bool = False,
     scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     return_lse: bool = False,
     out: Any = None,
@@ -159,7 +166,7 @@ class Prepared:
         self.compile_seconds = built.seconds if built else 0.0
         self.from_disk = bool(built and built.from_disk)
         pointers = [x.pointer for x in (*views, *stats)]
-        self._arguments = Arguments(plan.pack(pointers)) if built else None
+        self._arguments = built.loaded.arguments(plan.pack(pointers)) if built else None
 
     def __repr__(self) -> str:
         return (

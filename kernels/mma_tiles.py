@@ -7,9 +7,12 @@ and a storage type; two of them differ between 16-bit types and float32.
 ``S[i, j, c]`` of a lane is mma's C: row 16 i + g (+ 8 if c >= 2), column 8 j + 2 t + (c & 1), with
 g = lane // 4 and t = lane % 4. Read next: ``flash_mma.py``, where the words make a kernel.
 
-**float32 by TF32.** x = big + small, each TF32: big is x rounded to 11 bits, small the rest rounded
-to 11 bits, so that 22 of float32's 24 bits are kept. A product is small big + big small + big big;
-small small is below float32's last bit. The three have one accumulator.
+**float32 by TF32.** x = big + small, each TF32: big is x rounded to nearest, so that the rest has a
+sign and 12 bits, of which mma drops the last. A product is small big + big small + big big; small
+small is below float32's last bit. Tensor cores truncate their sums (`tensor_core.py`), which over
+hundreds of keys is a bias: so a chain of few steps begins at zero there, its small products first,
+and is added to the others outside, where sums are rounded to nearest. That is the cure of Ootomo
+and Yokota (arXiv 2203.03341).
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ._cuda import cuda, device
+from ._cuda import cuda, types, word
 from .mma_layout import CHUNK_BYTES, MmaLayout, Swizzle
 from .ptx import (
+    anew,
+    ballot,
     bits_float,
     cp_async_16,
     ex2,
@@ -37,20 +42,22 @@ from .ptx import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
     lg2,
+    lost_tf32,
     mma_bf16,
     mma_f16,
     mma_tf32,
     pack_bf16,
     pack_f16,
     shfl_xor,
+    split_tf32,
     st_global_b16,
     st_global_b32,
     st_global_f32,
     st_global_v4,
     st_shared_b32,
-    to_tf32,
     u32,
     u64,
+    unroll_loops,
     widen_bf16,
     widen_f16,
 )
@@ -63,7 +70,7 @@ ARITHMETIC = {
 }
 
 
-@device
+@word
 def log_sum(m, l):
     """L, the natural logarithm of a row's sum, from m and l in base 2; -inf if it saw nothing."""
     return -INF if l == ZERO else fmul(fadd(m, lg2(l)), LN2)
@@ -77,12 +84,12 @@ def fetcher(layout: MmaLayout, tile_rows: int, width: int, swizzle: Swizzle):
     TIMES, PITCH = tile_rows // DOWN, CHUNK_BYTES * swizzle.chunks
     SHIFT, MASK = swizzle.shift, swizzle.mask
 
-    @device
+    @word
     def start(row_bytes, tid):
         """From a tile's first byte to the first that this thread copies."""
         return u64(tid // ACROSS) * row_bytes + u64(tid % ACROSS * CHUNK_BYTES)
 
-    @device
+    @word
     def fetch(buffer, source, row_bytes, rows, width, tid):
         """Begin to copy ``rows`` x ``width`` of global memory; zeros fill the rest of the buffer.
 
@@ -97,6 +104,7 @@ def fetcher(layout: MmaLayout, tile_rows: int, width: int, swizzle: Swizzle):
                 size = u32(16) if r < rows and chunk * CHUNK < width else u32(0)
                 cp_async_16(u32(buffer + r * PITCH + place), source, size)
                 source += u64(DOWN) * row_bytes
+        unroll_loops()
 
     return fetch, start
 
@@ -111,7 +119,7 @@ def matrices_of_scores(layout: MmaLayout):
     QS, QM = layout.Q_swizzle.shift, layout.Q_swizzle.mask
     KS, KM = layout.K_swizzle.shift, layout.K_swizzle.mask
 
-    @device
+    @word
     def rows_and_places(Q_buffer, K_buffer, lane):
         row, half, quarter = i32(lane & 7), i32(lane >> 4), i32((lane >> 3) & 1)
         return (
@@ -126,11 +134,14 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
     """The device functions for one layout and one storage type."""
     MT, Bc = layout.row_tiles, layout.block_k
     NT, ET = Bc // 8, layout.e // 8  # column tiles of S and of O
+    RAW = dtype == "float32"
     fetch_Q, start_Q = fetcher(layout, layout.block_q, layout.d, layout.Q_swizzle)
     fetch_K, start_K = fetcher(layout, Bc, layout.d, layout.K_swizzle)
-    fetch_V, start_V = fetcher(layout, Bc, layout.e, layout.V_swizzle)
+    fetch_V, start_V = fetch_K, start_K
+    if (layout.e, layout.V_swizzle) != (layout.d, layout.K_swizzle):
+        fetch_V, start_V = fetcher(layout, Bc, layout.e, layout.V_swizzle)
 
-    @device
+    @word
     def reset(m, l, acc):
         """Rows that have seen nothing: m = -inf, l = 0, acc = 0."""
         for i in range(MT):
@@ -140,16 +151,18 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
             for j in range(ET):
                 for c in range(4):
                     acc[i, j, c] = ZERO
+        unroll_loops()
 
-    @device
+    @word
     def scale_first(S, scale):
         """S in units of m already: for a scale that must not meet the -inf of hidden pairs."""
         for i in range(MT):
             for j in range(NT):
                 for c in range(4):
                     S[i, j, c] = fmul(fmul(S[i, j, c], scale), LOG2E)
+        unroll_loops()
 
-    @device
+    @word
     def hide(S, first, last, keys, row, column):
         """Hidden pairs become -inf. Row r of the Q tile sees keys first + r .. last + r."""
         for i in range(MT):
@@ -161,13 +174,15 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
                     for u in range(2):
                         if 8 * j + u < low or 8 * j + u > high:
                             S[i, j, 2 * h + u] = -INF
+        unroll_loops()
 
-    @device
+    @word
     def weigh(m, l, acc, S, factor):
         """The online softmax: new m, P = 2**(S factor - m) in S's place, l and acc rescaled.
 
         While a row has seen nothing its m is -inf, and its scores are shifted by 0: -inf - (-inf)
         is not a number. l stays this lane's part of the sum; m is the same in a row's four lanes.
+        float32 keeps m in units of S: then the largest weight is 1 to the last bit.
         """
         for i in range(MT):
             for h in range(2):
@@ -176,30 +191,36 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
                     top = fmax(top, fmax(S[i, j, 2 * h], S[i, j, 2 * h + 1]))
                 top = fmax(top, shfl_xor(top, 1))
                 top = fmax(top, shfl_xor(top, 2))
-                m_new = fmax(m[i, h], fmul(top, factor))
+                m_new = fmax(m[i, h], top if RAW else fmul(top, factor))
                 shift = ZERO if m_new == -INF else m_new
-                rescale = ex2(fadd(m[i, h], -shift))
+                shrink = fadd(m[i, h], -shift)
+                rescale = ex2(fmul(shrink, factor) if RAW else shrink)
                 m[i, h] = m_new
                 total = ZERO
                 for j in range(NT):
                     for c in range(2):
-                        p = ex2(fma(S[i, j, 2 * h + c], factor, -shift))
+                        x = S[i, j, 2 * h + c]
+                        p = ex2(fmul(fadd(x, -shift), factor) if RAW else fma(x, factor, -shift))
                         S[i, j, 2 * h + c] = p
                         total += p
                 l[i, h] = fma(l[i, h], rescale, total)
                 for j in range(ET):
                     acc[i, j, 2 * h] *= rescale
                     acc[i, j, 2 * h + 1] *= rescale
+        unroll_loops()
 
-    @device
-    def add_sums(l):
-        """l of the whole row, from the parts of its four lanes."""
+    @word
+    def add_sums(m, l, factor):
+        """l of the whole row, from the parts of its four lanes; m in base 2."""
         for i in range(MT):
             for h in range(2):
+                if RAW:
+                    m[i, h] = fmul(m[i, h], factor)
                 total = fadd(l[i, h], shfl_xor(l[i, h], 1))
                 l[i, h] = fadd(total, shfl_xor(total, 2))
+        unroll_loops()
 
-    @device
+    @word
     def strange(acc, l):
         """NaN if a sum of this lane is NaN or infinite, else 0."""
         mark = ZERO
@@ -209,9 +230,10 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
                 for j in range(ET):
                     mark = fma(acc[i, j, 2 * h], ZERO, mark)
                     mark = fma(acc[i, j, 2 * h + 1], ZERO, mark)
+        unroll_loops()
         return mark
 
-    @device
+    @word
     def store_L(L, m, l, row, rows, t):
         """L of this warp's rows; ``row`` is this lane's first row of the tile at ``L``."""
         for i in range(MT):
@@ -219,13 +241,15 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
                 r = i32(row + 16 * i + 8 * h)
                 if t == 0 and r < rows:
                     st_global_f32(L + u64(r) * u64(4), log_sum(m[i, h], l[i, h]))
+        unroll_loops()
 
     own = words_tf32(layout) if dtype == "float32" else words_16(layout, *ARITHMETIC[dtype])
     return SimpleNamespace(
         fetch_Q=fetch_Q, fetch_K=fetch_K, fetch_V=fetch_V, start_Q=start_Q, start_K=start_K,
         start_V=start_V, reset=reset, scores=own.scores, scale_first=scale_first, hide=hide,
         weigh=weigh, accumulate=own.accumulate, add_sums=add_sums, strange=strange,
-        store=own.store, store_L=store_L, exactly=exactly_by(layout, own.load, own.save),
+        store=own.store, store_L=store_L, A_shape=own.A_shape,
+        exactly=exactly_by(layout, own.load, own.save),
     )  # fmt: skip
 
 
@@ -241,7 +265,7 @@ def words_16(layout: MmaLayout, mma, pack, widen) -> SimpleNamespace:
     SHIFT, MASK, CHUNK = layout.Q_swizzle.shift, layout.Q_swizzle.mask, layout.chunk
     ACROSS = 1 << (layout.V_swizzle.chunks - 1).bit_length()  # lanes that write a row
 
-    @device
+    @word
     def product(C, i, j, A, b0, b1):
         """C[i, j] += A[i] B, one instruction."""
         C[i, j, 0], C[i, j, 1], C[i, j, 2], C[i, j, 3] = mma(
@@ -249,7 +273,7 @@ def words_16(layout: MmaLayout, mma, pack, widen) -> SimpleNamespace:
             C[i, j, 0], C[i, j, 1], C[i, j, 2], C[i, j, 3],
         )  # fmt: skip
 
-    @device
+    @word
     def scores(S, A, Q_buffer, K_buffer, lane):
         """S = Q K^T: 16 columns of Q and K a step; a matrix of K serves all row tiles.
 
@@ -270,9 +294,10 @@ def words_16(layout: MmaLayout, mma, pack, widen) -> SimpleNamespace:
                 for i in range(MT):
                     product(S, i, j, A, b0, b1)
                     product(S, i, j + 1, A, b2, b3)
+        unroll_loops()
 
-    @device
-    def accumulate(acc, A, P, V_buffer, lane):
+    @word
+    def accumulate(acc, A, P, l, V_buffer, lane):
         """acc += P V: 16 keys a step. P's registers are those of mma's A, once rounded."""
         V_rows = u32(V_buffer + ((lane & 7) + (((lane >> 3) & 1) << 3)) * V_PITCH)
         V_place = i32(((lane >> 4) ^ (((lane & 7) >> VS) & VM)) << 4)
@@ -288,8 +313,9 @@ def words_16(layout: MmaLayout, mma, pack, widen) -> SimpleNamespace:
                 for i in range(MT):
                     product(acc, i, j, A, b0, b1)
                     product(acc, i, j + 1, A, b2, b3)
+        unroll_loops()
 
-    @device
+    @word
     def store(O, O_row, acc, l, Q_buffer, row0, rows, e, lane):
         """O = acc / l, rounded, through this warp's own rows of Q, so that it writes whole rows."""
         g, t = i32(lane >> 2), i32(lane & 3)
@@ -311,16 +337,19 @@ def words_16(layout: MmaLayout, mma, pack, widen) -> SimpleNamespace:
                 x = i32((r >> SHIFT) & MASK)
                 x0, x1, x2, x3 = ld_shared_v4(u32(Q_buffer + r * Q_PITCH + ((chunk ^ x) << 4)))
                 st_global_v4(O + u64(r) * O_row + u64(chunk * 16), x0, x1, x2, x3)
+        unroll_loops()
 
-    @device
+    @word
     def load(address):
         return widen(ld_global_b16(address))
 
-    @device
+    @word
     def save(address, x):
         st_global_b16(address, pack(x, ZERO))
 
-    return SimpleNamespace(scores=scores, accumulate=accumulate, store=store, load=load, save=save)
+    return SimpleNamespace(
+        scores=scores, accumulate=accumulate, store=store, load=load, save=save, A_shape=(MT, 4)
+    )  # fmt: skip
 
 
 def words_tf32(layout: MmaLayout) -> SimpleNamespace:
@@ -331,93 +360,154 @@ def words_tf32(layout: MmaLayout) -> SimpleNamespace:
     and t + 4 of P's columns and V's rows are keys 2t and 2t + 1, which is where P's registers are;
     in a group of 32 columns, column tile j's column g is 4 g + j, so that a lane loads V for four
     tiles at once, and ends with 8 neighbouring columns of O.
+
+    The assembler interleaves what is in one piece of code until it is out of registers, so there
+    are several: the columns of Q and K pass in a loop, 32 columns of V are one of a single turn.
     """
     MT = layout.row_tiles
     NT, KT = layout.block_k // 8, layout.d // 8
     ET, PT = layout.e // 8, layout.block_k // 8
+    QK, PV = (math.gcd(steps, layout.chain) for steps in (KT, PT))  # steps a chain
+    TURN = layout.turn  # steps a turn of the loop over columns
     Q_PITCH, K_PITCH = (CHUNK_BYTES * x.chunks for x in (layout.Q_swizzle, layout.K_swizzle))
     V_PITCH = CHUNK_BYTES * layout.V_swizzle.chunks
     rows_and_places = matrices_of_scores(layout)
     assert layout.V_swizzle.mask == 7  # x = r & 7
 
-    @device
-    def split(bits):
-        """A float32 as two TF32."""
-        x = bits_float(bits)
-        big = to_tf32(x)
-        return big, to_tf32(fadd(x, -bits_float(big)))
+    @word
+    def chain(C, A, k, B, j, STEPS, TERM):
+        """C = A[:, k:] B[:, j : j + 2], two column tiles, over a chain of steps.
 
-    @device
-    def product(C, i, j, A, b0, b1, s0, s1):
-        """C[i, j] += A[i] B, the smallest products first; A holds its big parts, then its small."""
-        C[i, j, 0], C[i, j, 1], C[i, j, 2], C[i, j, 3] = mma_tf32(
-            A[i, 4], A[i, 5], A[i, 6], A[i, 7], b0, b1,
-            C[i, j, 0], C[i, j, 1], C[i, j, 2], C[i, j, 3],
-        )  # fmt: skip
-        C[i, j, 0], C[i, j, 1], C[i, j, 2], C[i, j, 3] = mma_tf32(
-            A[i, 0], A[i, 1], A[i, 2], A[i, 3], s0, s1,
-            C[i, j, 0], C[i, j, 1], C[i, j, 2], C[i, j, 3],
-        )  # fmt: skip
-        C[i, j, 0], C[i, j, 1], C[i, j, 2], C[i, j, 3] = mma_tf32(
-            A[i, 0], A[i, 1], A[i, 2], A[i, 3], b0, b1,
-            C[i, j, 0], C[i, j, 1], C[i, j, 2], C[i, j, 3],
-        )  # fmt: skip
+        Terms 0 and 1 are the small ones. A has big parts in registers 0 to 3, B in 0 and 1.
+        """
+        for i in range(MT):
+            for h in range(2):
+                for c in range(4):
+                    C[i, h, c] = ZERO
+        for term in range(TERM, 3):
+            a, b = 4 if term == 0 else 0, 2 if term == 1 else 0
+            for u in range(STEPS):
+                for i in range(MT):
+                    for h in range(2):
+                        C[i, h, 0], C[i, h, 1], C[i, h, 2], C[i, h, 3] = mma_tf32(
+                            A[i, k + u, a], A[i, k + u, a + 1],
+                            A[i, k + u, a + 2], A[i, k + u, a + 3],
+                            B[u, j + h, b], B[u, j + h, b + 1],
+                            C[i, h, 0], C[i, h, 1], C[i, h, 2], C[i, h, 3],
+                        )  # fmt: skip
+        unroll_loops()
 
-    @device
+    @word
     def scores(S, A, Q_buffer, K_buffer, lane):
         """S = Q K^T: 8 columns of Q and K a step."""
+        B = cuda.local.array((QK, 2, 4), types.uint32)
+        C = cuda.local.array((MT, 2, 4), types.float32)
         Q_rows, Q_place, K_rows, K_place = rows_and_places(Q_buffer, K_buffer, lane)
         for i in range(MT):
             for j in range(NT):
                 for c in range(4):
                     S[i, j, c] = ZERO
-        for k in range(KT):
-            for i in range(MT):
-                a0, a1, a2, a3 = ldmatrix_x4(u32(Q_rows + i * 16 * Q_PITCH + (Q_place ^ (32 * k))))
-                A[i, 0], A[i, 4] = split(a0)
-                A[i, 1], A[i, 5] = split(a1)
-                A[i, 2], A[i, 6] = split(a2)
-                A[i, 3], A[i, 7] = split(a3)
-            for j in range(0, NT, 2):
-                x0, x1, x2, x3 = ldmatrix_x4(u32(K_rows + j * 8 * K_PITCH + (K_place ^ (32 * k))))
-                b0, s0 = split(x0)
-                b1, s1 = split(x1)
-                b2, s2 = split(x2)
-                b3, s3 = split(x3)
-                for i in range(MT):
-                    product(S, i, j, A, b0, b1, s0, s1)
-                    product(S, i, j + 1, A, b2, b3, s2, s3)
+        for turn in range(0, i32(anew(u32(KT))), TURN):
+            for k in range(0, TURN, QK):
+                for u in range(QK):
+                    column = i32(32 * (turn + k + u))  # in bytes
+                    for i in range(MT):
+                        x0, x1, x2, x3 = ldmatrix_x4(
+                            u32(Q_rows + i * 16 * Q_PITCH + (Q_place ^ column))
+                        )
+                        A[i, u, 0], A[i, u, 4] = split_tf32(x0)
+                        A[i, u, 1], A[i, u, 5] = split_tf32(x1)
+                        A[i, u, 2], A[i, u, 6] = split_tf32(x2)
+                        A[i, u, 3], A[i, u, 7] = split_tf32(x3)
+                for j in range(0, NT, 2):
+                    for u in range(QK):
+                        column = i32(32 * (turn + k + u))
+                        x0, x1, x2, x3 = ldmatrix_x4(
+                            u32(K_rows + j * 8 * K_PITCH + (K_place ^ column))
+                        )
+                        B[u, 0, 0], B[u, 0, 2] = split_tf32(x0)
+                        B[u, 0, 1], B[u, 0, 3] = split_tf32(x1)
+                        B[u, 1, 0], B[u, 1, 2] = split_tf32(x2)
+                        B[u, 1, 1], B[u, 1, 3] = split_tf32(x3)
+                    chain(C, A, 0, B, 0, QK, 0)
+                    for i in range(MT):
+                        for h in range(2):
+                            for c in range(4):
+                                S[i, j + h, c] += C[i, h, c]
+        unroll_loops()
 
-    @device
-    def four(acc, A, J, b0, b1, b2, b3, c0, c1, c2, c3):
-        """Four column tiles: b of keys 2t, c of keys 2t + 1."""
-        for j in range(4):
-            x = b0 if j == 0 else b1 if j == 1 else b2 if j == 2 else b3
-            y = c0 if j == 0 else c1 if j == 1 else c2 if j == 2 else c3
-            big_x, small_x = split(x)
-            big_y, small_y = split(y)
-            for i in range(MT):
-                product(acc, i, 4 * J + j, A, big_x, big_y, small_x, small_y)
+    @word
+    def accumulate(acc, A, P, l, V_buffer, lane):
+        """acc += P V: 8 keys a step; a tile's product is summed before it is added.
 
-    @device
-    def accumulate(acc, A, P, V_buffer, lane):
-        """acc += P V: 8 keys a step."""
+        Where weights are few, V's last bit is seen in the sum: no key of a row with l >= 4 has more
+        than a quarter of the weight, and a lane's part of l is at most l.
+        """
+        B = cuda.local.array((PT, 4, 4), types.uint32)
+        C = cuda.local.array((MT, 2, 4), types.float32)
+        Y = cuda.local.array((MT, 4, 4), types.float32)
         g, t = i32(lane >> 2), i32(lane & 3)
         even = u32(V_buffer + 2 * t * V_PITCH)  # rows of key 2t; place g ^ x, x = r & 7
         even_place, odd_place = i32((g ^ (2 * t)) << 4), i32((g ^ (2 * t + 1)) << 4)
         for k in range(PT):
             for i in range(MT):
-                A[i, 0], A[i, 4] = split(float_bits(P[i, k, 0]))
-                A[i, 1], A[i, 5] = split(float_bits(P[i, k, 2]))
-                A[i, 2], A[i, 6] = split(float_bits(P[i, k, 1]))
-                A[i, 3], A[i, 7] = split(float_bits(P[i, k, 3]))
-            for J in range(ET // 4):
-                at = u32(even + k * 8 * V_PITCH + J * 128)
-                b0, b1, b2, b3 = ld_shared_v4(u32(at + even_place))
-                c0, c1, c2, c3 = ld_shared_v4(u32(at + V_PITCH + odd_place))
-                four(acc, A, J, b0, b1, b2, b3, c0, c1, c2, c3)
+                A[i, k, 0], A[i, k, 4] = split_tf32(float_bits(P[i, k, 0]))
+                A[i, k, 1], A[i, k, 5] = split_tf32(float_bits(P[i, k, 2]))
+                A[i, k, 2], A[i, k, 6] = split_tf32(float_bits(P[i, k, 1]))
+                A[i, k, 3], A[i, k, 7] = split_tf32(float_bits(P[i, k, 3]))
+        for J in range(ET // 4):
+            for _ in range(i32(anew(u32(1)))):
+                for k in range(0, PT, PV):
+                    for u in range(PV):
+                        at = u32(even + (k + u) * 8 * V_PITCH + J * 128)
+                        x0, x1, x2, x3 = ld_shared_v4(u32(at + even_place))
+                        B[u, 0, 0], B[u, 0, 2] = split_tf32(x0)
+                        B[u, 1, 0], B[u, 1, 2] = split_tf32(x1)
+                        B[u, 2, 0], B[u, 2, 2] = split_tf32(x2)
+                        B[u, 3, 0], B[u, 3, 2] = split_tf32(x3)
+                        x0, x1, x2, x3 = ld_shared_v4(u32(at + V_PITCH + odd_place))
+                        B[u, 0, 1], B[u, 0, 3] = split_tf32(x0)
+                        B[u, 1, 1], B[u, 1, 3] = split_tf32(x1)
+                        B[u, 2, 1], B[u, 2, 3] = split_tf32(x2)
+                        B[u, 3, 1], B[u, 3, 3] = split_tf32(x3)
+                    for j in range(0, 4, 2):
+                        chain(C, A, k, B, j, PV, 0)
+                        for i in range(MT):
+                            for h in range(2):
+                                for c in range(4):
+                                    if k == 0:
+                                        Y[i, j + h, c] = C[i, h, c]
+                                    else:
+                                        Y[i, j + h, c] += C[i, h, c]
+                for i in range(MT):
+                    for j in range(4):
+                        for c in range(4):
+                            acc[i, 4 * J + j, c] += Y[i, j, c]
 
-    @device
+        few = ZERO
+        for i in range(MT):
+            for h in range(2):
+                few = ONE if l[i, h] < ONE else few
+        if ballot(float_bits(few)) != 0:
+            for J in range(ET // 4):
+                for _ in range(i32(anew(u32(1)))):
+                    for k in range(PT):
+                        at = u32(even + k * 8 * V_PITCH + J * 128)
+                        x0, x1, x2, x3 = ld_shared_v4(u32(at + even_place))
+                        B[k, 0, 0], B[k, 1, 0] = lost_tf32(x0), lost_tf32(x1)
+                        B[k, 2, 0], B[k, 3, 0] = lost_tf32(x2), lost_tf32(x3)
+                        x0, x1, x2, x3 = ld_shared_v4(u32(at + V_PITCH + odd_place))
+                        B[k, 0, 1], B[k, 1, 1] = lost_tf32(x0), lost_tf32(x1)
+                        B[k, 2, 1], B[k, 3, 1] = lost_tf32(x2), lost_tf32(x3)
+                    for j in range(0, 4, 2):
+                        chain(C, A, 0, B, j, PT, 2)
+                        for i in range(MT):
+                            for h in range(2):
+                                for c in range(4):
+                                    acc[i, 4 * J + j + h, c] += C[i, h, c]
+        unroll_loops()
+
+    @word
     def store(O, O_row, acc, l, Q_buffer, row0, rows, e, lane):
         """O = acc / l: 8 neighbouring columns a lane, 32 of a row in four lanes."""
         g, t = i32(lane >> 2), i32(lane & 3)
@@ -436,23 +526,27 @@ def words_tf32(layout: MmaLayout) -> SimpleNamespace:
                                 float_bits(acc[i, 4 * J + 2, 2 * h + c] * inverse),
                                 float_bits(acc[i, 4 * J + 3, 2 * h + c] * inverse),
                             )
+        unroll_loops()
 
-    @device
+    @word
     def load(address):
         return bits_float(ld_global_b32(address))
 
-    @device
+    @word
     def save(address, x):
         st_global_b32(address, float_bits(x))
 
-    return SimpleNamespace(scores=scores, accumulate=accumulate, store=store, load=load, save=save)
+    return SimpleNamespace(
+        scores=scores, accumulate=accumulate, store=store, load=load, save=save,
+        A_shape=(MT, max(QK, PT), 8),
+    )  # fmt: skip
 
 
 def exactly_by(layout: MmaLayout, load, save):
     """``exactly``: a row by plain arithmetic, for what tensor cores cannot keep apart."""
     E32, ITEM = -(-layout.e // 32), layout.itemsize
 
-    @device
+    @word
     def exactly(q, k, v, O, L, k_row, v_row, d, e, first, end, scale, want_L, y):
         """One row, at q, O and L, over the keys first .. end - 1; all lanes work on it."""
         lane = i32(cuda.threadIdx.x & 31)
@@ -484,5 +578,6 @@ def exactly_by(layout: MmaLayout, load, save):
                 save(O + u64(32 * u + lane) * u64(ITEM), y[u] * inverse)
         if want_L != 0 and lane == 0:
             st_global_f32(L, log_sum(m, l))
+        unroll_loops()
 
     return exactly

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import driver, mma_layout
+from . import driver, mma_layout, sm90_layout
 from .compiled import Kernel
 from .layout import Layout, choose
 from .problem import DTYPES, TENSOR_CORES, VARIANTS, Problem
+from .sm90_layout import WARP_ROWS
+from .sm90_schedule import schedule
+from .tensor_maps import ELEMENT, MOST_STRIDE, encoder
 from .tensors import Tensor
 
 ALIGNMENT = 16  # bytes that a copy of the tensor-core kernels moves
@@ -50,37 +53,79 @@ def plan(
     if variant is None:
         of_simt = block_q is not None or block_k is not None
         variant = "q_outer" if of_simt else chosen(problem, views, capability)
-    strides = [number for x in views for number in x.kernel_strides()]
-    rest = (*strides, *problem.scalars(), int(return_lse))
     if variant in VARIANTS:
         layout = tiles(device, variant, problem.d, problem.e, block_q, block_k)
+        kernel = Kernel(variant, layout, problem.dtype)
         grid = problem.programs(variant, layout.block_q)
+        scratch = ("m", "l") if variant == "kv_outer" else ()
+        pack = _numbers(problem, views, return_lse, len(scratch))
+        return Plan(problem, kernel, device, grid, ("L",) * return_lse + scratch, pack)
+    if refused := refusal(variant, problem, views, capability):
+        raise ValueError(f"variant: {variant!r} is not for this problem: {refused}")
+    if variant == "sm90":
+        layout = layout or sm90_layout.layout_for(problem.d, problem.e, n=problem.n, s=problem.s)
+        grid, pack = _persistent(problem, views, return_lse, device, layout)
     else:
-        if refused := refusal(variant, problem, views, capability):
-            raise ValueError(f"variant: {variant!r} is not for this problem: {refused}")
         layout = layout or mma_layout.layout_for(
             problem.d, problem.e, is_causal=problem.right == 0, itemsize=DTYPES[problem.dtype],
             capability=capability,
         )  # fmt: skip
         grid = problem.programs("q_outer", layout.block_q)
-    scratch = ("m", "l") if variant == "kv_outer" else ()
-    pointers = 5 + len(scratch)  # L's is 0 if nobody wants it
-    form = struct.Struct(f"{pointers}Q12q8qfq")
+        pack = _numbers(problem, views, return_lse, 0)
+    kernel = Kernel(variant, layout, problem.dtype)
+    return Plan(problem, kernel, device, grid, ("L",) * return_lse, pack)
+
+
+def _numbers(
+    problem: Problem, views: Sequence[Tensor], return_lse: bool, scratch: int
+) -> Callable[[Sequence[int]], bytes]:
+    """Addresses, strides, numbers. L's address is 0 if nobody wants it."""
+    form = struct.Struct(f"{5 + scratch}Q12q8qfq")
+    strides = [number for x in views for number in x.kernel_strides()]
+    rest = (*strides, *problem.scalars(), int(return_lse))
 
     def pack(addresses: Sequence[int]) -> bytes:
         if not return_lse:
             addresses = (*addresses[:4], 0, *addresses[4:])
         return form.pack(*addresses, *rest)
 
-    kernel = Kernel(variant, layout, problem.dtype)
-    return Plan(problem, kernel, device, grid, ("L",) * return_lse + scratch, pack)
+    return pack
+
+
+def _persistent(
+    problem: Problem, views: Sequence[Tensor], return_lse: bool, device: int, layout: Any
+) -> tuple[int, Callable[[Sequence[int]], bytes]]:
+    """The Hopper kernel's grid, and its arguments: tensor maps, the schedule, then the same."""
+    heads = problem.batch * problem.heads
+    if not heads * problem.n:
+        return 0, lambda addresses: b""
+    table = schedule(
+        problem.n, problem.s, problem.left, problem.right, heads, block_q=layout.block_q,
+        block_k=layout.block_k, blocks=driver.limits(device).sms, waves=layout.waves,
+    )  # fmt: skip
+    boxes = (layout.block_q, layout.block_k, layout.block_k, WARP_ROWS)
+    encode = [
+        encoder(_extent(problem, x), x.kernel_strides(), problem.dtype, rows)
+        for x, rows in zip(views, boxes, strict=True)
+    ]
+    numbers = _numbers(problem, views, return_lse, 0)
+    work = struct.pack("Qq", driver.constant(device, table.tobytes()), table.shape[1])
+
+    def pack(addresses: Sequence[int]) -> bytes:
+        maps = [make(at) for make, at in zip(encode, addresses[:4], strict=True)]
+        return b"".join((*maps, work, numbers(addresses)))
+
+    return len(table), pack
+
+
+def _extent(problem: Problem, x: Tensor) -> tuple[int, int, int, int]:
+    """(batch, heads, rows, width)."""
+    heads = x.shape[-3] if len(x.shape) > 2 else 1
+    return problem.batch, heads, x.shape[-2], x.shape[-1]
 
 
 def chosen(problem: Problem, views: Sequence[Tensor], capability: tuple[int, int]) -> str:
-    """The fastest kernel that takes the problem: ``mma``, on tensor cores, for 16-bit tensors;
-    else, and for what it refuses, ``q_outer``."""
-    if problem.dtype == "float32":
-        return "q_outer"
+    """The fastest kernel that takes the problem: on tensor cores if one does, else ``q_outer``."""
     taken = (x for x in TENSOR_CORES if not refusal(x, problem, views, capability))
     return next(taken, "q_outer")
 
@@ -89,14 +134,30 @@ def refusal(
     variant: str, problem: Problem, views: Sequence[Tensor], capability: tuple[int, int]
 ) -> str:
     """Why a tensor-core kernel cannot have this problem; empty if it can."""
-    if capability < (8, 0):
-        return f"it needs compute capability 8.0, the device has {'.'.join(map(str, capability))}"
-    if not mma_layout.takes(problem.d, problem.e):
+    least = (9, 0) if variant == "sm90" else (8, 0)
+    if capability < least or (variant == "sm90" and capability[0] != 9):
+        version, has = (".".join(map(str, x)) for x in (least, capability))
+        return f"it needs compute capability {version}, the device has {has}"
+    layouts = sm90_layout if variant == "sm90" else mma_layout
+    if not layouts.takes(problem.d, problem.e):
         return f"widths {problem.d} and {problem.e} must be multiples of 8"
     for x in views:
         steps = (x.pointer, *(stride * x.itemsize for stride in x.kernel_strides()))
         if any(step % ALIGNMENT for step in steps):
             return f"every row of {x.name} must begin at a multiple of {ALIGNMENT} bytes"
+    return _refusal_of_copies(problem, views) if variant == "sm90" else ""
+
+
+def _refusal_of_copies(problem: Problem, views: Sequence[Tensor]) -> str:
+    """Why tensor copies cannot have it."""
+    if problem.dtype not in ELEMENT:
+        return f"dtype {problem.dtype} must be one of {', '.join(ELEMENT)}"
+    if not problem.s:
+        return "there are no keys"
+    for x in views:
+        for step, size in zip(x.kernel_strides(), _extent(problem, x)[:3], strict=True):
+            if size > 1 and not 0 < step * x.itemsize < MOST_STRIDE:
+                return f"strides of {x.name} must be positive and below 2**40 bytes"
     return ""
 
 

@@ -18,8 +18,9 @@ from .layout import MAX_WIDTH
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes an element
 VARIANTS = ("q_outer", "kv_outer")  # the portable kernels
-TENSOR_CORES = ("mma",)  # the fastest first
+TENSOR_CORES = ("sm90", "mma")  # the fastest first
 ALL_VARIANTS = (*VARIANTS, *TENSOR_CORES)
+NO_WINDOW = (-1, -1)  # keys before and after that a query sees: all
 MAX_PROGRAMS = 2**31 - 1  # a grid's first dimension
 
 

