@@ -129,7 +129,9 @@ def table_bytes(case: Case, block_q: int, block_k: int, sms: int) -> int:
         (case.heads, case.s or case.n, 1), case.dtype,
         is_causal=case.is_causal, window_size=case.window_size,
     )  # fmt: skip
-    layout = layout_for(case.d, case.e or case.d, n=problem.n, s=problem.s)
+    layout = layout_for(
+        case.d, case.e or case.d, n=problem.n, s=problem.s, is_causal=case.is_causal
+    )
     table = schedule(
         problem.n, problem.s, problem.left, problem.right, case.batch * case.heads,
         block_q=block_q, block_k=block_k, blocks=sms, waves=layout.waves,

@@ -64,7 +64,7 @@ def layout_with(
         return replace(layout, block_k=block_k or layout.block_k)
     if DTYPES[problem.dtype] != 2:
         raise ValueError(f"dtype: {problem.dtype} must be float16 or bfloat16 for sm90")
-    tiles = sm90_layout.layout_for(d, e, n=problem.n, s=problem.s)
+    tiles = sm90_layout.layout_for(d, e, n=problem.n, s=problem.s, is_causal=is_causal)
     _check_block("block_q", block_q, [GROUP_ROWS * groups for groups in REGISTERS])
     _check_block("block_k", block_k, range(16, MOST_KEYS + 1, 16))
     if block_q is not None:

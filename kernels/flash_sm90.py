@@ -7,17 +7,17 @@ compute, and one block an SM that stays and takes query tiles, *items*, from a t
 ============  =================  ================================================================
 who           registers          does
 ============  =================  ================================================================
-producer      40 (32 of three)   one thread: for each item Q, then K and V tile by tile, last tile
-                                 first; each into the next stage of a ring, when that is empty
-consumer      232 (160)          64 queries a warpgroup: S = Q K^T, softmax, acc += P V, O
+producer      few: it gives the  one thread: for each item Q, then K and V tile by tile, last tile
+              others its own     first; each into the next stage of a ring, when that is empty
+consumer      many               64 queries a warpgroup: S = Q K^T, softmax, acc += P V, O
 ============  =================  ================================================================
 
 ======  ===============================  ============================  ===========================
 buffer  where                            written by                    read by
 ======  ===============================  ============================  ===========================
-Q       shared, 1-2 stages x [Br, d]     tensor copies                 S = Q K^T
-K, V    shared, 2-3 stages x [Bc, d/e]   tensor copies                 S = Q K^T, acc += P V
-slots   shared, an item each             producer                      consumers: rows, head, batch
+Q       shared, stages x [Br, d]         tensor copies                 S = Q K^T
+K, V    shared, stages x [Bc, d or e]    tensor copies                 S = Q K^T, acc += P V
+slots   shared, an item each             producer                      consumers: row, head, batch
 S       registers [64, Bc] of 4 warps    S = Q K^T                     softmax
 P       registers, 16 bits               round_P                       acc += P V, as its left side
 acc     registers [64, e]                acc += P V, rescale           store
@@ -29,7 +29,8 @@ marks   shared, a word a warp            store                         at the en
 ============  ===================  ==========  ===================================================
 mbarrier      arrivals             waits       orders
 ============  ===================  ==========  ===================================================
-full Q, K, V  the copies' bytes    consumers   write-read: what was copied (and Q's slot)
+full Q, K, V  the producer and     consumers   write-read: what was copied (and Q's slot)
+              the copies' bytes
 empty Q, K,V  one of each warp     producer    read-write: what is copied over (and an old slot)
 ============  ===================  ==========  ===================================================
 
@@ -41,9 +42,9 @@ last P V of the one before, which is stored while the tensor cores go on.
 
 **Maxima.** Softmax is the same for any m, if 2**(S c - m) neither overflows nor vanishes. So a tile
 that every row sees is weighed with the maxima of the tiles before, unseen; only if a lane's sum
-passes `LIMIT` does its warp compute the tile again, with new maxima. The products are not the
-warp's to repeat (wgmma is a warpgroup's): it uses mma.sync. The result differs by rounding alone:
-P has as many bits at 4096 as at 1. ``maxima="exact"`` in the layout compiles the online softmax.
+passes `LIMIT` does its warp compute the tile again, with new maxima. It cannot repeat the product,
+as wgmma is a warpgroup's: it uses mma.sync. The result differs by rounding alone: P has as many
+bits at `LIMIT` as at 1. ``maxima="exact"`` in the layout compiles the online softmax.
 
 **Hidden keys.** Tiles in which some row sees some keys only, and every first tile, take the exact
 way. A hidden key has P = 0, which is not enough if its V is infinite or NaN, as in `flash_mma`: a
@@ -53,8 +54,7 @@ Tensors come twice: as tensor maps of [batch, head, row, column], boxes of 64 co
 Bc and 16 rows, for the copies; as addresses with strides (batch, head, row) in elements for those
 rows. Row r sees the keys r + s - n - left .. r + s - n + right.
 
-HOPPER.md has the cycles that this was made for, and each step of the way with what it brought.
-Read ``sm90_tiles.py`` for the words.
+Read next: ``sm90_tiles.py``, the words.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
     Br, Bc, G, WARPS = layout.block_q, layout.block_k, layout.groups, 4 * layout.groups
     NT, EARLY = Bc // 8, layout.early
     S_SIZE, P_SIZE, O_SIZE, E32 = Bc // 2, Bc // 4, layout.e // 2, -(-layout.e // 32)
-    FAST, INTERLEAVE = layout.maxima == "fast", layout.interleave
+    FAST = layout.maxima == "fast"
     Q_STAGES, STAGES, N_SLOTS = layout.q_stages, layout.stages, layout.slots
     DB, EB, OB = layout.d_blocks, layout.e_blocks, layout.O_blocks
     Q_BYTES, K_BYTES, V_BYTES = layout.Q_bytes, layout.K_bytes, layout.V_bytes
@@ -442,12 +442,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
                     mbar_wait(u32(base + FULL_V + 8 * stage), turn)
                     wait_acc(acc)
                     release(u32(base + EMPTY_V + 8 * held), lane)
-                    if INTERLEAVE:
-                        # m through a shuffle, so that these stay below the wait with their
-                        # additions and conversions: exponentials alone issue every 8 cycles.
-                        exponentials(S, sums, EARLY, NT, shfl_xor(m[0], 0), shfl_xor(m[1], 0), c)
-                    else:
-                        exponentials(S, sums, EARLY, NT, m[0], m[1], c)
+                    exponentials(S, sums, EARLY, NT, m[0], m[1], c)
                     round_P(P, S)
                     part0, part1 = fadd(sums[0], sums[1]), fadd(sums[2], sums[3])
                     if ballot(u32(1) if part0 > LIMIT or part1 > LIMIT else u32(0)) == 0:

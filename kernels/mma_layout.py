@@ -57,6 +57,12 @@ class MmaLayout:
     itemsize: int = 2  # bytes of an element
     chain: int = 2  # float32: steps of 8, at most, that are summed in tensor cores
 
+    def __post_init__(self) -> None:
+        for name in ("warps", "row_tiles", "block_k"):
+            size = getattr(self, name)
+            if size < 1 or size & (size - 1):
+                raise ValueError(f"{name}: {size} must be a power of two, which threads share out")
+
     @property
     def block_q(self) -> int:
         return self.warps * self.row_tiles * 16

@@ -63,7 +63,9 @@ def plan(
     if refused := refusal(variant, problem, views, capability):
         raise ValueError(f"variant: {variant!r} is not for this problem: {refused}")
     if variant == "sm90":
-        layout = layout or sm90_layout.layout_for(problem.d, problem.e, n=problem.n, s=problem.s)
+        layout = layout or sm90_layout.layout_for(
+            problem.d, problem.e, n=problem.n, s=problem.s, is_causal=problem.right == 0
+        )
         grid, pack = _persistent(problem, views, return_lse, device, layout)
     else:
         layout = layout or mma_layout.layout_for(

@@ -220,12 +220,6 @@ def fadd(warp, x, y):
     return x + y
 
 
-@instruction("add.rn.ftz.f32 $0, $1, $2;", "f", "ff", memory=True)
-def fadd_here(warp, x, y):
-    """x + y, where it is written: the compiler gathers other additions behind a wait."""
-    return x + y
-
-
 @instruction("rcp.approx.ftz.f32 $0, $1;", "f", "f")
 def rcp(warp, x):
     """1 / x, to a unit in the last place; 0 of infinity."""

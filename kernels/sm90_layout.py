@@ -16,6 +16,7 @@ WIDEST = 256
 ROW_BYTES, BLOCK_COLUMNS = 128, 64  # of a column block
 GROUP_ROWS = 64  # queries of a warpgroup: wgmma's M
 WARP_ROWS = 16
+MOST_KEYS = 128  # a lane's mask has a bit for each of its 32 columns
 SLOT_BYTES = 16
 ALIGNED = 1024  # the swizzle's period
 # A thread's registers, by groups: the producer's, a consumer's. The launch gives all threads the
@@ -34,9 +35,16 @@ class Sm90Layout:
     stages: int = 2  # of K, and of V
     q_stages: int = 2
     early: int = 8  # column tiles of P, of 8 keys, that do not wait for the product under way
-    interleave: bool = False  # exponentials of the others alternate with additions
     maxima: str = "fast"  # or "exact": found anew for every tile
     itemsize: int = 2
+
+    def __post_init__(self) -> None:
+        if self.groups not in REGISTERS:
+            raise ValueError(f"groups: {self.groups} must be one of {tuple(REGISTERS)}")
+        if not 16 <= self.block_k <= MOST_KEYS or self.block_k % 16:
+            raise ValueError(
+                f"block_k: {self.block_k} must be a multiple of 16 from 16 to {MOST_KEYS}"
+            )
 
     @property
     def block_q(self) -> int:
@@ -146,7 +154,9 @@ def takes(d: int, e: int) -> bool:
     return all(width % 8 == 0 and 8 <= width <= WIDEST for width in (d, e))
 
 
-def layout_for(d: int, e: int, *, n: int, s: int, maxima: str = "fast") -> Sm90Layout:
+def layout_for(
+    d: int, e: int, *, n: int, s: int, is_causal: bool = False, maxima: str = "fast"
+) -> Sm90Layout:
     """The shape that is fastest for these widths and rows, as far as `LAYOUTS` knows.
 
     >>> layout = layout_for(128, 128, n=4096, s=4096)
@@ -154,20 +164,21 @@ def layout_for(d: int, e: int, *, n: int, s: int, maxima: str = "fast") -> Sm90L
     (128, 128, True)
     """
     d, e = round_up(d, 16), round_up(e, 16)
-    for widest_d, widest_e, least, options in LAYOUTS:
-        if d <= widest_d and e <= widest_e and min(n, s) >= least:
+    for widest_d, widest_e, least, least_causal, options in LAYOUTS:
+        long = min(n, s) >= (least_causal if is_causal else least)
+        if d <= widest_d and e <= widest_e and long:
             return Sm90Layout(d, e, **options, maxima=maxima)
     raise ValueError(f"d, e: widths {d} and {e} must be at most {WIDEST}")
 
 
-# The largest d and e, the least number of rows, the shape; the first that fits is taken. Measured
-# on an H200 with ``python -m kernels tune``. A consumer's thread holds block_k / 2 scores,
-# block_k / 4 registers of P and e / 2 sums of O.
-LAYOUTS: tuple[tuple[int, int, int, dict[str, Any]], ...] = (
-    (64, 64, 2048, {"groups": 3, "block_k": 128, "early": 8}),
-    (64, 64, 0, {"groups": 2, "block_k": 128, "early": 4}),
-    (128, 128, 0, {"groups": 2, "block_k": 128, "early": 4}),
-    (192, 128, 0, {"groups": 2, "block_k": 96, "q_stages": 1, "early": 6}),
-    (192, 192, 0, {"groups": 2, "block_k": 80, "q_stages": 1, "early": 5}),
-    (256, 256, 0, {"groups": 2, "block_k": 64, "q_stages": 1, "early": 4}),
+# The largest d and e, the least number of rows without a mask, and causal, and the shape; the first
+# that fits is taken. Measured on an H200 with ``python -m kernels tune``. A consumer's thread holds
+# block_k / 2 scores, block_k / 4 registers of P and e / 2 sums of O.
+LAYOUTS: tuple[tuple[int, int, int, int, dict[str, Any]], ...] = (
+    (64, 64, 512, 2048, {"groups": 3, "block_k": 128, "stages": 3, "early": 8}),
+    (64, 64, 0, 0, {"groups": 2, "block_k": 128, "early": 4}),
+    (128, 128, 0, 0, {"groups": 2, "block_k": 128, "early": 4}),
+    (192, 128, 0, 0, {"groups": 2, "block_k": 96, "q_stages": 1, "early": 6}),
+    (192, 192, 0, 0, {"groups": 2, "block_k": 80, "q_stages": 1, "early": 5}),
+    (256, 256, 0, 0, {"groups": 2, "block_k": 64, "q_stages": 1, "early": 4}),
 )

@@ -13,7 +13,7 @@ m, l and whatever else belongs to rows have two values a lane, h = 0 and 1.
 m is in base 2: P = 2**(S c - m) with c = scale log2(e). A row that has seen nothing has m = LOWEST,
 which is finite: S = -inf gives P = 0, and the first real score an infinite one, if m is not raised.
 
-Read next: ``flash_sm90.py``, where the words make a kernel.
+Read next: HOPPER.md, why the kernel is as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from .ptx import (
     bits_float,
     ex2,
     fadd,
-    fadd_here,
     float_bits,
     fma,
     fma_bf16x2,
@@ -73,7 +72,6 @@ def words(layout: Sm90Layout, dtype: str) -> SimpleNamespace:
     rows, columns = descriptor_of_chunk(16, 1024), descriptor_of_chunk(K_BLOCK, 1024)
     product_QK = wgmma(Bc, short, a_in_registers=False, b_transposed=False)
     product_PV = wgmma(layout.e, short, a_in_registers=True, b_transposed=True)
-    plus = fadd_here if layout.interleave else fadd
 
     # ---- products
 
@@ -230,8 +228,8 @@ def words(layout: Sm90Layout, dtype: str) -> SimpleNamespace:
                 y = ex2(fma(S[4 * j + 2 * h + 1], c, -m))
                 S[4 * j + 2 * h] = x
                 S[4 * j + 2 * h + 1] = y
-                sums[2 * h] = plus(sums[2 * h], x)
-                sums[2 * h + 1] = plus(sums[2 * h + 1], y)
+                sums[2 * h] = fadd(sums[2 * h], x)
+                sums[2 * h + 1] = fadd(sums[2 * h + 1], y)
         unroll_loops()
 
     @word

@@ -26,11 +26,9 @@ MMA = {  # bytes of an element: warps, row tiles a warp, Bc, blocks an SM
     4: ((4, 2, 32, 2), (4, 1, 32, 2), (4, 1, 32, 3), (4, 2, 16, 2), (8, 2, 16, 1), (4, 1, 16, 3)),
 }  # fmt: skip
 CHAINS = (2, 4)  # of float32: steps that tensor cores sum
-SM90 = (  # groups, Bc, stages, column tiles that come early, interleave
-    (2, 128, 2, 4, False), (2, 128, 2, 8, False), (2, 128, 2, 12, False), (2, 128, 2, 16, False),
-    (2, 128, 3, 8, False), (2, 128, 2, 8, True), (2, 128, 2, 12, True),
-    (3, 128, 2, 8, True), (3, 128, 2, 8, False), (3, 128, 2, 12, False), (3, 96, 2, 6, False),
-    (2, 160, 2, 8, False), (2, 80, 2, 5, False), (2, 112, 2, 7, False),
+SM90 = (  # groups, Bc, stages, column tiles that come early
+    (2, 128, 2, 4), (2, 128, 2, 8), (2, 128, 3, 8), (2, 112, 2, 4), (2, 80, 2, 5), (2, 64, 3, 4),
+    (3, 128, 2, 8), (3, 128, 3, 8), (3, 128, 3, 12), (3, 96, 3, 6),
 )  # fmt: skip
 
 
@@ -63,11 +61,8 @@ def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
     itemsize = DTYPES[dtype]
     if variant == "sm90":
         usual = sm90_layout.layout_for(d, d, n=4096, s=4096)
-        for groups, block_k, stages, early, interleave in SM90:
-            yield replace(
-                usual, groups=groups, block_k=block_k, stages=stages, early=early,
-                interleave=interleave,
-            )  # fmt: skip
+        for groups, block_k, stages, early in SM90:
+            yield replace(usual, groups=groups, block_k=block_k, stages=stages, early=early)
         return
     usual = mma_layout.layout_for(d, d, itemsize=itemsize)
     for warps, row_tiles, block_k, min_blocks in MMA[itemsize]:
@@ -102,5 +97,4 @@ def named(layout: Any) -> str:
     if isinstance(layout, mma_layout.MmaLayout):
         shape = f"{layout.warps}x{layout.row_tiles}x{layout.block_k}/{layout.min_blocks}"
         return shape if layout.itemsize == 2 else f"{shape} chain {layout.chain}"
-    inter = " interleaved" if layout.interleave else ""
-    return f"{layout.block_q}x{layout.block_k}/{layout.stages} early {layout.early}{inter}"
+    return f"{layout.block_q}x{layout.block_k}/{layout.stages} early {layout.early}"

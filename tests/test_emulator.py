@@ -16,7 +16,15 @@ import emulated_kernels
 from emulated_kernels import FAULTS, SHARED_BYTES, THREADS, product, transposer
 
 import kernels
-from kernels import emulated, mma_layout, ptx
+from kernels import (
+    emulated,
+    mma_layout,
+    ptx,
+    sm90_layout,
+    sm90_schedule,
+    tensor_core,
+    tensor_maps,
+)
 from kernels._cuda import cuda, types
 from kernels.emulator import KernelFaultError, Placed, boxes, emulate, flow, memory
 from kernels.emulator.memory import APART, FIRST_ADDRESS
@@ -452,7 +460,20 @@ def test_the_example_shows_a_right_a_slow_and_a_wrong_kernel(capsys):
     assert "in flight" in wrong
 
 
-@pytest.mark.parametrize("module", [boxes, emulated, memory, mma_layout, ptx])
+@pytest.mark.parametrize(
+    "module",
+    [
+        boxes,
+        emulated,
+        memory,
+        mma_layout,
+        ptx,
+        sm90_layout,
+        sm90_schedule,
+        tensor_core,
+        tensor_maps,
+    ],
+)
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted > 0

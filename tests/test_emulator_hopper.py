@@ -48,6 +48,7 @@ from kernels.ptx_hopper import (
     wgmma_fence,
     wgmma_wait,
 )
+from kernels.tensor_core import HOPPER, multiply_add, truncated
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the emulator takes kernels meant for a GPU")
 ROWS, N, STAGES = 64, 64, 2
@@ -179,6 +180,21 @@ def test_copies_and_products_are_those_of_matrices(copies, transposed, rows):
     np.testing.assert_allclose(C, right, rtol=0, atol=1e-4)
     assert report.tensors["A"].read_bytes == 5 * rows * 128
     assert report.tensors["A"].read_sectors == 5 * TILE // 32  # the whole box
+
+
+def test_products_truncate_their_sums_as_tensor_cores_do():
+    """To the bit, 16 columns of A and B at a time."""
+    rng = np.random.default_rng(0)
+    A, B = (rng.standard_normal((5, 64, 64)).astype(np.float16) for _ in range(2))  # `run`'s
+    right = np.zeros((64, 64), np.float32)
+    with truncated(HOPPER):
+        C, _, _ = run()
+        for a, b in zip(A.astype(np.float32), B.astype(np.float32), strict=True):
+            for k in range(0, 64, 16):
+                right = multiply_add(a[:, k : k + 16], b.T[k : k + 16], right)
+    rounded, _, _ = run()
+    assert (right == C).all()
+    assert (rounded != C).any()
 
 
 @pytest.mark.parametrize("copies", ["early", "late"])

@@ -81,8 +81,7 @@ def check(q, k, v, *, layout, dtype=None, **options):
     right, L = exact.attention(*wide, **mask, **scale)
     other = rounded_plain(q, k, v, L, **mask, **scale)
     error = np.abs(done.out.astype(np.float64) - right).max(initial=0)
-    roundings = 3 if q.dtype == np.float32 else 1  # two TF32 keep V to a unit of the last place
-    rounding = roundings * EPS[q.dtype.name] / 2 * np.abs(right).max(initial=0)
+    rounding = EPS[q.dtype.name] / 2 * np.abs(right).max(initial=0)
     assert error <= 2 * np.abs(other - right).max(initial=0) + rounding
     seen = np.isfinite(L)
     assert (np.isneginf(done.lse) == ~seen).all()
@@ -113,8 +112,8 @@ def test_every_shape_is_exact_and_moves_what_the_closed_form_says(n, s, d, e, dt
 
 @pytest.mark.parametrize(
     ("width", "dtype"),
-    [(width, "float16") for width in range(8, 257, 8)]
-    + [(width, "float32") for width in range(8, 257, 40)],
+    [(width, "float16") for width in (8, 16, 24, 40, 72, 104, 136, 168, 200, 256)]
+    + [(width, "float32") for width in (8, 48, 128, 248)],
 )
 def test_every_width_is_padded_in_shared_memory_only(width, dtype):
     q, k, v = inputs(dtype, 3, 20, width, width, seed=width)
@@ -122,7 +121,7 @@ def test_every_width_is_padded_in_shared_memory_only(width, dtype):
     assert done.report.shared.conflicts == 0 or (dtype == "float32" and width < 32)
 
 
-@pytest.mark.parametrize(("n", "s"), [(70, 70), (40, 75), (75, 40), (1, 50), (50, 1)])
+@pytest.mark.parametrize(("n", "s"), [(40, 40), (20, 50), (50, 20), (1, 50), (50, 1)])
 @pytest.mark.parametrize(
     "mask",
     [{"is_causal": True}, {"window_size": (10, 3)}, {"window_size": (0, 0)},
@@ -144,7 +143,7 @@ def test_masks_in_float32(mask):
 @pytest.mark.parametrize("block_k", [16, 64])
 @pytest.mark.parametrize("copies", ["early", "late"])
 def test_tiles_warps_and_the_time_of_copies_make_no_difference(row_tiles, block_k, copies):
-    q, k, v = inputs("bfloat16", 90, 100, 32, 32)
+    q, k, v = inputs("bfloat16", 70, 100, 32, 32)
     layout = small(32, 32, warps=2, row_tiles=row_tiles, block_k=block_k)
     check(q, k, v, layout=layout, is_causal=True, copies=copies, backwards=copies == "early")
 
@@ -158,8 +157,7 @@ def test_heads_share_keys():
 @pytest.mark.parametrize("width", [64, 128])
 def test_the_shapes_used_on_a_gpu(width, dtype):
     layout = layout_for(width, width, itemsize=DTYPES[dtype].itemsize)
-    n, s = (140, 200) if dtype == "float16" else (70, 90)
-    q, k, v = inputs(dtype, n, s, width, width)
+    q, k, v = inputs(dtype, layout.block_q // 2 + 3, layout.block_k + 20, width, width)
     done = check(q, k, v, layout=layout, is_causal=True)
     assert done.report.shared.conflicts == 0
 
@@ -208,28 +206,25 @@ def test_L_is_written_on_request_only():
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_hidden_key_takes_no_part_whatever_it_holds(poison, dtype):
-    q, k, v = inputs(dtype, 40, 40, 16, 24)
-    clean = attention(
-        q, k, v, layout=small(16, 24, block_k=16, dtype=dtype), is_causal=True, return_lse=True
-    )
-    k[0, 30], v[0, 30], v[0, 35, 3] = poison, poison, poison
-    done = attention(
-        q, k, v, layout=small(16, 24, block_k=16, dtype=dtype), is_causal=True, return_lse=True
-    )
+    q, k, v = inputs(dtype, 24, 24, 16, 24)
+    layout = small(16, 24, block_k=16, dtype=dtype)
+    clean = attention(q, k, v, layout=layout, is_causal=True, return_lse=True)
+    k[0, 17], v[0, 17], v[0, 20, 3] = poison, poison, poison
+    done = attention(q, k, v, layout=layout, is_causal=True, return_lse=True)
     done.report.check()
-    rows = np.s_[0, :30]
+    rows = np.s_[0, :17]
     np.testing.assert_allclose(done.out[rows], clean.out[rows].astype(np.float32), atol=2e-3)
     np.testing.assert_allclose(done.lse[rows], clean.lse[rows], rtol=0, atol=2e-6)
-    assert not np.isfinite(done.out[0, 35:, 3]).any()
+    assert not np.isfinite(done.out[0, 20:, 3]).any()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_visible_nan_spoils_its_rows_and_no_other(dtype):
-    q, k, v = inputs(dtype, 40, 40, 16, 16)
+    q, k, v = inputs(dtype, 20, 40, 16, 16)
     q[0, 7, 3] = np.nan
     done = attention(q, k, v, layout=small(16, 16, dtype=dtype), return_lse=True)
     done.report.check()
-    others = np.arange(40) != 7
+    others = np.arange(20) != 7
     assert np.isnan(done.out[0, 7]).all()
     assert np.isnan(done.lse[0, 7])
     assert np.isfinite(done.out[0, others]).all()

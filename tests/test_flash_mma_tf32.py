@@ -131,11 +131,13 @@ def test_one_chain_over_all_keys_is_biased_and_short_chains_are_not(core):
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 @settings(max_examples=4, deadline=None)
 @given(
-    n=st.integers(2, 16), s=st.integers(2, 70), d=st.sampled_from((8, 24, 64, 128)),
+    n=st.integers(12, 16), s=st.integers(2, 70), d=st.sampled_from((8, 24, 64, 128)),
     e=st.sampled_from((8, 40, 64)), seed=st.integers(0, 2**32 - 1), is_causal=st.booleans(),
 )  # fmt: skip
 def test_any_shape_is_as_exact_as_float32(core, n, s, d, e, seed, is_causal):
-    q, k, v = (normal(seed + i, *x) for i, x in enumerate(((n, d), (max(n, s), d), (max(n, s), e))))
+    """Four heads: of a few values NumPy's error may be small by luck."""
+    shapes = ((4, n, d), (4, max(n, s), d), (4, max(n, s), e))
+    q, k, v = (normal(seed + i, *shape) for i, shape in enumerate(shapes))
     assert used(q, k, v, core, is_causal=is_causal) <= 1
 
 

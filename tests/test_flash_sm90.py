@@ -19,7 +19,8 @@ from kernels import flash_sm90 as module
 from kernels import sm90_tiles
 from kernels._cuda import SIMULATOR
 from kernels.emulated import attention
-from kernels.emulator import Placed
+from kernels.emulator import KernelFaultError, Placed
+from kernels.emulator.warp import Warp
 from kernels.sm90_layout import LAYOUTS, Sm90Layout, layout_for, takes
 from kernels.sm90_schedule import END
 from simattn import exact
@@ -103,7 +104,7 @@ def test_widths_are_padded_in_shared_memory_only(width):
     check(*inputs(3, 40, width, width, seed=width), layout=small(width, width, block_k=16))
 
 
-@pytest.mark.parametrize(("n", "s"), [(66, 66), (20, 60), (90, 40)])
+@pytest.mark.parametrize(("n", "s"), [(34, 34), (20, 60), (70, 20)])
 @pytest.mark.parametrize(
     "mask",
     [{"is_causal": True}, {"window_size": (10, 3)}, {"window_size": (0, 0)},
@@ -114,13 +115,13 @@ def test_masks(n, s, mask):
     check(*inputs(n, s, 16, 16), layout=small(16, 16, block_k=16), **mask)
 
 
-@pytest.mark.parametrize("interleave", [False, True])
+@pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("copies", ["early", "late"])
 @pytest.mark.parametrize("maxima", ["fast", "exact"])
-def test_the_time_of_copies_and_the_order_of_warps_make_no_difference(copies, maxima, interleave):
-    layout = small(16, 16, groups=2, maxima=maxima, interleave=interleave, stages=3)
+def test_the_time_of_copies_and_the_order_of_warps_make_no_difference(copies, maxima, backwards):
+    layout = small(16, 16, groups=2, maxima=maxima, stages=3)
     q, k, v = inputs(130, 100, 16, 16)
-    check(q, k, v, layout=layout, is_causal=True, copies=copies, backwards=interleave, blocks=1)
+    check(q, k, v, layout=layout, is_causal=True, copies=copies, backwards=backwards, blocks=1)
 
 
 @pytest.mark.parametrize("q_stages", [1, 2])
@@ -291,18 +292,18 @@ LEAST = small(16, 16, block_k=16, early=1, q_stages=1)
 
 
 def everything(**options):
-    """A run that takes every way through the kernel, in one block: the last two rows, then the first
-    ones, which see nothing.
+    """A run that takes every way through the kernel, in one block: rows 64 on, 128 on, and then the
+    first ones, which see nothing.
 
-    Of the last rows three tiles are done again, so that a stage is used anew while its K is read.
-    The first ones have fewer tiles than there are stages: else the producer would hear from a stage
-    that the slot which it writes at the end has been read.
+    Of rows 128 on three tiles are done again, so that a stage is used anew while its K is read. The
+    last item has fewer tiles than there are stages: else the producer would hear from a stage that
+    the slot which it writes at the end has been read.
     """
     q, k, v = inputs(130, 49, 16, 16)
     q[..., 0] = 16
     k[0, :, 0] = np.arange(49)[::-1] / 2  # maxima that grow
     v[0, 48] = np.inf  # which the last row sees, and the one before it, in the same tile, doesn't
-    table = np.array([[2, 0, END]], np.uint32)
+    table = np.array([[1, 2, 0, END]], np.uint32)
     return attention(q, k, v, layout=LEAST, is_causal=True, table=table, **options)
 
 
@@ -314,6 +315,18 @@ def test_the_problem_takes_every_way():
     assert used["st_global_b16"] > 0
 
 
+def stop(warp, kind, detail):
+    """In place of `Warp.fault`: one is enough."""
+    raise KernelFaultError(f"{kind}: {detail}")
+
+
+def is_found(kernel, copies) -> bool:
+    try:
+        return not everything(kernel=kernel, copies=copies).report.ok
+    except KernelFaultError:
+        return True
+
+
 @pytest.mark.parametrize(
     ("file", "line"), ORDERS, ids=[FILES[file][i].strip().split("#")[0] for file, i in ORDERS]
 )
@@ -323,8 +336,8 @@ def test_no_barrier_or_wait_can_be_left_out(file, line, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "words", mutant.words)
         mutant = module
     kernel = mutant.flash_sm90(LEAST, "float16")
-    found = (everything(kernel=kernel, copies=copies).report.faults for copies in ("late", "early"))
-    assert any(found)
+    monkeypatch.setattr(Warp, "fault", stop)
+    assert any(is_found(kernel, copies) for copies in ("late", "early"))
 
 
 # ---- layouts and counts --------------------------------------------------------------------------
@@ -333,7 +346,7 @@ def test_no_barrier_or_wait_can_be_left_out(file, line, tmp_path, monkeypatch):
 def test_layouts_fit_shared_memory_and_registers():
     for d in range(8, 257, 8):
         for e in range(8, 257, 8):
-            for rows, is_causal in ((1000, False), (100_000, False), (100_000, True)):
+            for rows in (1000, 100_000):
                 layout = layout_for(d, e, n=rows, s=rows)
                 assert takes(d, e)
                 assert layout.shared_bytes <= 227 * 1024

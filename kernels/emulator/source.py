@@ -14,7 +14,6 @@ kernel's file, so that faults and tracebacks point there.
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import textwrap
 from types import CodeType, FunctionType
@@ -26,10 +25,21 @@ REFUSED = (
     ast.Yield, ast.YieldFrom, ast.Await, ast.ClassDef, ast.AsyncFunctionDef,
 )  # fmt: skip
 
+_codes: dict[tuple[str, CodeType], CodeType] = {}
 
-@functools.cache
+
 def warp_code(function: FunctionType) -> CodeType:
-    """Compile the rewritten ``def``. Executing it defines the function under its own name."""
+    """Compile the rewritten ``def``. Executing it defines the function under its own name.
+
+    Once for all functions of one ``def``, whatever their closures hold.
+    """
+    place = function.__code__.co_filename, function.__code__
+    if place not in _codes:
+        _codes[place] = _rewritten(function)
+    return _codes[place]
+
+
+def _rewritten(function: FunctionType) -> CodeType:
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]
