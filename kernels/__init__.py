@@ -2,7 +2,8 @@
 
 Importing this needs neither numba nor a GPU: ``flash_attention`` fetches them when it is called.
 Read ``flash_simt.py`` for the kernels, ``tiles.py`` for the words they are written in, then
-``flash_mma.py`` for tensor cores. ``emulate`` runs those on a CPU: EMULATOR.md.
+``flash_mma.py`` for tensor cores and ``flash_sm90.py`` for Hopper's. ``emulate`` runs those on a
+CPU: EMULATOR.md.
 """
 
 from typing import Any

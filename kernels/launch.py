@@ -66,9 +66,10 @@ def flash_attention(
         None is the current stream of q's library; else an integer handle, a Numba, torch or CuPy
         stream, or an object with ``__cuda_stream__``.
     variant : str, optional
-        The kernel: ``q_outer`` or ``kv_outer`` of `kernels.flash_simt`, by which tiles stay on
-        chip; ``mma`` of `kernels.flash_mma`, on tensor cores. By default the fastest that takes
-        the problem; `prepare` tells which that is.
+        The kernel: ``sm90`` of `kernels.flash_sm90`, for Hopper; ``mma`` of `kernels.flash_mma`,
+        for tensor cores from sm_80 on; ``q_outer`` or ``kv_outer`` of `kernels.flash_simt`, by
+        which tiles stay on chip. By default the fastest that takes the problem; `prepare` tells
+        which that is.
     block_q, block_k : int, optional
         Rows of a Q tile and of a K and V tile of `kernels.flash_simt`; by default the largest usual
         ones that fit.
@@ -127,7 +128,8 @@ def prepare(
 
     Choose, compile, allocate, and pack the arguments once; launch as often as the same memory holds
     new values. Takes and raises what `flash_attention` does, and TypeError for NumPy arrays.
-    ``layout`` sets the tiles of a tensor-core kernel: `kernels.mma_layout.MmaLayout` for ``mma``.
+    ``layout`` sets the tiles of a tensor-core kernel: `kernels.mma_layout.MmaLayout`
+    for ``mma``, `kernels.sm90_layout.Sm90Layout` for ``sm90``.
     """
     call = _Call.of(
         q, k, v, is_causal=is_causal, scale=scale, window_size=window_size, softcap=softcap,
