@@ -93,6 +93,10 @@ def main(variants: Iterable[str], dtypes: Iterable[str] = DTYPES, small: bool = 
 
     listed = small_cases if small else cases
     grid = [case for variant in variants for case in listed(variant, dtypes) if taken(case)]
+    if not grid:
+        raise ValueError(
+            f"--variant, --dtype: {','.join(variants)} in {','.join(dtypes)} is not for this device"
+        )
     compile_all(prepared_kernel(case) for case in grid)
     failed = 0
     for case in grid:

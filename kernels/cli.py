@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(_joined(sys.argv[1:] if argv is None else argv))
     try:
         return COMMANDS[args.command](args)
     except (
@@ -37,6 +37,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = " ".join(str(error).split())
         print(f"python -m kernels {args.command}: error: {line}", file=sys.stderr)
         return 2
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """``--window -1,0`` in one word, or argparse takes the value for an option.
+
+    >>> _joined(["traffic", "--window", "-1,0", "--lse"])
+    ['traffic', '--window=-1,0', '--lse']
+    """
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] == "--window" and "," in word:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _traffic(args: argparse.Namespace) -> int:
@@ -58,11 +73,15 @@ def _check(args: argparse.Namespace) -> int:
     from .check import main
     from .driver import need_gpu
 
+    for name in ("variant", "dtype"):
+        given = getattr(args, name)
+        if given and not args.cores:
+            raise ValueError(f"--{name}: {','.join(given)} needs --cores, the tensor-core kernels")
     need_gpu()
     if args.cores:
         from .check_cores import main as check_cores
 
-        return check_cores(args.variant or TENSOR_CORES, args.dtype, args.small)
+        return check_cores(args.variant or TENSOR_CORES, args.dtype or DTYPES, args.small)
     return main(small=args.small)
 
 
@@ -135,7 +154,10 @@ def _parser() -> argparse.ArgumentParser:
     traffic.add_argument("--variant", choices=ALL_VARIANTS, default="q_outer")
     traffic.add_argument("--dtype", choices=list(DTYPES), default="float32")
     traffic.add_argument("--causal", action="store_true", help="aligned bottom-right")
-    traffic.add_argument("--window", type=_window, default=(-1, -1), metavar="L,R")
+    traffic.add_argument(
+        "--window", type=_window, default=(-1, -1), metavar="L,R",
+        help="keys seen before and after; -1, the default: all",
+    )  # fmt: skip
     traffic.add_argument("--lse", action="store_true", help="also write L")
     traffic.add_argument("--seed", type=_seed, default=0, help="default 0")
     traffic.add_argument("--format", choices=["text", "json"], default="text")
@@ -145,8 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--cores", action="store_true", help="the tensor-core kernels; needs torch")
     check.add_argument("--variant", choices=TENSOR_CORES, action="append", help="with --cores")
     check.add_argument(
-        "--dtype", type=_dtypes, default=tuple(DTYPES), metavar="T,T",
-        help=f"with --cores; default {','.join(DTYPES)}",
+        "--dtype", type=_dtypes, metavar="T,T", help=f"with --cores; default {','.join(DTYPES)}",
     )  # fmt: skip
 
     bench = commands.add_parser("bench", help="time both loop orders on this machine's GPU")

@@ -25,6 +25,8 @@ from .driver import Loaded
 from .layout import Layout, buffers
 from .tensor_maps import with_maps
 
+COMPILER = ("numba", "numba-cuda", "llvmlite")
+TOOLKIT = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")  # NVVM, which sets PTX's version: cu13's, cu12's
 ENTRY = "flash"  # a kernel's name in its PTX begins so, and its variant's name follows
 
 
@@ -155,6 +157,16 @@ def _versions() -> tuple[str, ...]:
     """What PTX depends on besides the kernel: the compiler, and this package's own source."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return (
-        *(importlib.metadata.version(name) for name in ("numba", "numba-cuda")),
-        cache.key(*(file.read_text() for file in files)),
+        *(importlib.metadata.version(name) for name in COMPILER),
+        *(_version(name) for name in TOOLKIT),
+        os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "",
+        cache.key(*(file.read_text(encoding="utf-8") for file in files)),
     )
+
+
+def _version(name: str) -> str:
+    """A distribution's; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -201,8 +201,8 @@ def driver() -> Any:
         devices = 0
     if not devices:
         raise RuntimeError(
-            "no CUDA GPU was found. Without one the kernels run under Numba's simulator, small and "
-            "slowly: set NUMBA_ENABLE_CUDASIM=1, or try python -m kernels traffic"
+            "no CUDA GPU was found. Without one, python -m kernels traffic counts, and "
+            "flash_attention runs under Numba's simulator, slowly: NUMBA_ENABLE_CUDASIM=1"
         )
     return bindings
 

@@ -15,10 +15,11 @@ from simattn.counts import Traffic
 
 from . import mma_layout, sm90_layout
 from .emulator import Placed, Report, TensorMap, emulate
+from .emulator.launch import MOST_SHARED
 from .flash_mma import flash_mma
 from .flash_sm90 import flash_sm90
 from .mma_layout import MmaLayout
-from .problem import DTYPES, Problem
+from .problem import DTYPES, TENSOR_CORES, Problem, shown
 from .sm90_layout import GROUP_ROWS, REGISTERS, WARP_ROWS, Sm90Layout
 from .sm90_schedule import schedule
 
@@ -50,6 +51,8 @@ def layout_with(
     >>> layout_with("sm90", problem, block_q=64, block_k=48).groups
     1
     """
+    if variant not in TENSOR_CORES:
+        raise ValueError(f"variant: {shown(variant)} must be one of {', '.join(TENSOR_CORES)}")
     d, e = problem.d, problem.e
     is_causal = problem.right == 0
     if not mma_layout.takes(d, e):  # nor does sm90
@@ -61,7 +64,7 @@ def layout_with(
         _check_block("block_k", block_k, ROWS)
         if block_q is not None:
             layout = replace(layout, warps=block_q // 16, row_tiles=1)
-        return replace(layout, block_k=block_k or layout.block_k)
+        return _fitting(replace(layout, block_k=block_k or layout.block_k))
     if DTYPES[problem.dtype] != 2:
         raise ValueError(f"dtype: {problem.dtype} must be float16 or bfloat16 for sm90")
     tiles = sm90_layout.layout_for(d, e, n=problem.n, s=problem.s, is_causal=is_causal)
@@ -70,7 +73,7 @@ def layout_with(
     if block_q is not None:
         tiles = replace(tiles, groups=block_q // GROUP_ROWS)
     Bc = block_k or tiles.block_k
-    return replace(tiles, block_k=Bc, early=min(tiles.early, Bc // 8))
+    return _fitting(replace(tiles, block_k=Bc, early=min(tiles.early, Bc // 8)))
 
 
 def attention(
@@ -135,6 +138,15 @@ def attention(
 def _check_block(name: str, block: int | None, known: Any) -> None:
     if block is not None and block not in known:
         raise ValueError(f"{name}: {block} must be one of {', '.join(map(str, known))}")
+
+
+def _fitting(layout: Any) -> Any:
+    if layout.shared_bytes > MOST_SHARED:
+        raise ValueError(
+            f"block_q, block_k: {layout.block_q} x {layout.block_k} take {layout.shared_bytes} "
+            f"bytes of shared memory, more than {MOST_SHARED}"
+        )
+    return layout
 
 
 def _table(problem: Problem, layout: Sm90Layout, blocks: int) -> np.ndarray:

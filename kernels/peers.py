@@ -27,6 +27,7 @@ from .check_cores import Case, problem_of
 from .compiled import Kernel, compile_all
 from .launch import flash_attention, prepare
 from .plans import plan
+from .sm90_layout import Sm90Layout, layout_for
 
 HANGS_AFTER_S = 240
 ROUND_SECONDS, ROUNDS = 0.02, 7  # a round of launches is about so long, and 3 to 20 launches
@@ -96,6 +97,13 @@ def main(
         and (not rows or x.n in rows)
         and (not dtypes or x.dtype in dtypes)
     ]
+    if not chosen:
+        asked = command(widths, rows, dtypes).partition("peers ")[2]
+        known = (
+            f"{name} {', '.join(map(str, sorted({getattr(x, name) for x in shapes()})))}"
+            for name in ("d", "n", "dtype")
+        )
+        raise ValueError(f"{asked}: must be of a shape that is timed: {'; '.join(known)}")
     report: dict[str, Any] = {"command": command(widths, rows, dtypes), **environment()}
     report |= {"ceiling": {}, "peers": [], "small": []}
     compile_all(kernel for shape in chosen for kernel in kernels_of(shape))
@@ -122,7 +130,14 @@ def kernels_of(shape: Shape) -> Iterator[Kernel]:
     kernel = plan(*problem_of(case), return_lse=False).kernel
     yield kernel
     if kernel.variant == "sm90":
-        yield replace(kernel, layout=replace(kernel.layout, maxima="exact"))
+        yield replace(kernel, layout=exact_layout(shape))
+
+
+def exact_layout(shape: Shape) -> Sm90Layout:
+    """The tiles that `flash_sm90` has for it with ``maxima="exact"``."""
+    return layout_for(
+        shape.d, shape.d, n=shape.n, s=shape.n, is_causal=shape.is_causal, maxima="exact"
+    )
 
 
 def measure(shape: Shape) -> dict[str, Any]:
@@ -136,7 +151,7 @@ def measure(shape: Shape) -> dict[str, Any]:
     chosen = prepare(q, k, v, out=out, **mask)
     contestants = {"ours": Contestant(partial(flash_attention, q, k, v, out=out, **mask))}
     if chosen.variant == "sm90":
-        exact = replace(chosen.layout, maxima="exact")
+        exact = exact_layout(shape)
         contestants["exact maxima"] = Contestant(
             prepare(q, k, v, out=out, layout=exact, variant="sm90", **mask).launch
         )

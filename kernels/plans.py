@@ -10,8 +10,9 @@ from typing import Any
 from . import driver, mma_layout, sm90_layout
 from .compiled import Kernel
 from .layout import Layout, choose
-from .problem import DTYPES, TENSOR_CORES, VARIANTS, Problem
-from .sm90_layout import WARP_ROWS
+from .mma_layout import MmaLayout
+from .problem import DTYPES, TENSOR_CORES, VARIANTS, Problem, shown
+from .sm90_layout import WARP_ROWS, Sm90Layout
 from .sm90_schedule import schedule
 from .tensor_maps import ELEMENT, MOST_STRIDE, encoder
 from .tensors import Tensor
@@ -44,7 +45,7 @@ def plan(
     """Choose for ``views``, which are q, k, v and out; see `flash_attention` for the options.
 
     ``layout`` sets a tensor-core kernel's tiles. Raises ValueError if the problem is not for the
-    kernel asked for.
+    kernel asked for, or the layout is not for the problem.
     """
     if variant not in (None, *VARIANTS) and (block_q, block_k) != (None, None):
         raise ValueError(f"block_q, block_k: are for {' and '.join(VARIANTS)}, not {variant!r}")
@@ -53,6 +54,8 @@ def plan(
     if variant is None:
         of_simt = block_q is not None or block_k is not None
         variant = "q_outer" if of_simt else chosen(problem, views, capability)
+    if layout is not None:
+        _check_layout(layout, variant, problem)
     if variant in VARIANTS:
         layout = tiles(device, variant, problem.d, problem.e, block_q, block_k)
         kernel = Kernel(variant, layout, problem.dtype)
@@ -76,6 +79,25 @@ def plan(
         pack = _numbers(problem, views, return_lse, 0)
     kernel = Kernel(variant, layout, problem.dtype)
     return Plan(problem, kernel, device, grid, ("L",) * return_lse, pack)
+
+
+def _check_layout(layout: Any, variant: str, problem: Problem) -> None:
+    """Tiles of the variant's own kind, wide enough, for elements of this size."""
+    kind = {"sm90": Sm90Layout, "mma": MmaLayout}.get(variant)
+    if kind is None:
+        raise ValueError(f"layout: is for {' and '.join(TENSOR_CORES)}, not {variant!r}")
+    if not isinstance(layout, kind):
+        raise TypeError(f"layout: {shown(layout)} must be {kind.__name__} for {variant!r}")
+    if layout.d < problem.d or layout.e < problem.e:
+        raise ValueError(
+            f"layout: widths {layout.d} and {layout.e} must be at least the problem's, "
+            f"{problem.d} and {problem.e}"
+        )
+    if layout.itemsize != DTYPES[problem.dtype]:
+        raise ValueError(
+            f"layout: itemsize {layout.itemsize} must be {DTYPES[problem.dtype]} for "
+            f"{problem.dtype}"
+        )
 
 
 def _numbers(

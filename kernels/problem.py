@@ -52,7 +52,6 @@ class Problem:
         is_causal: bool = False,
         scale: float | None = None,
         window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
     ) -> Problem:
         """Check three shapes and the options.
 

@@ -97,7 +97,7 @@ def bench_table(report: dict[str, Any]) -> str:
     head = ["d", "N", "batch x heads", "`q_outer`", "`kv_outer`"]
     head += [f"torch {name.removesuffix('_attention')}" for name in backends]
     head += ["time, kv / q", "traffic, kv / q"]
-    lines = [_about(report), "", _row(head), _row(["---"] * len(head))]
+    lines = [f"{_about(report)} TFLOP/s.", "", _row(head), _row(["---"] * len(head))]
     for row in report["rows"]:
         q, kv = row["q_outer"], row["kv_outer"]
         cells = [f"{row['d']}", f"{row['n']}", f"{row['batch']} x {row['heads']}"]
@@ -120,7 +120,7 @@ def counters_table(report: dict[str, Any]) -> str:
         "written, measured",
         "written, predicted",
     ]
-    lines = [_about(report), "", _row(head), _row(["---"] * len(head))]
+    lines = [f"{_about(report)} Bytes.", "", _row(head), _row(["---"] * len(head))]
     for row in report["counters"]:
         measured, predicted = row["measured"], row["predicted"]
         cells = [f"{x:,}" for pair in zip(measured, predicted, strict=True) for x in pair]

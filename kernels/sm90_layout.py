@@ -167,7 +167,8 @@ def layout_for(
     for widest_d, widest_e, least, least_causal, options in LAYOUTS:
         long = min(n, s) >= (least_causal if is_causal else least)
         if d <= widest_d and e <= widest_e and long:
-            return Sm90Layout(d, e, **options, maxima=maxima)
+            extra = EXACT.get((widest_d, widest_e), {}) if maxima == "exact" else {}
+            return Sm90Layout(d, e, **options | extra, maxima=maxima)
     raise ValueError(f"d, e: widths {d} and {e} must be at most {WIDEST}")
 
 
@@ -182,3 +183,4 @@ LAYOUTS: tuple[tuple[int, int, int, int, dict[str, Any]], ...] = (
     (192, 192, 0, 0, {"groups": 2, "block_k": 80, "q_stages": 1, "early": 5}),
     (256, 256, 0, 0, {"groups": 2, "block_k": 64, "q_stages": 1, "early": 4}),
 )
+EXACT = {(256, 256): {"block_k": 48}}  # what new maxima in each tile have no registers for

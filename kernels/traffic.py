@@ -17,11 +17,12 @@ from simattn.counts import Traffic
 from . import emulated
 from .counting import simulate
 from .emulator import Report
-from .problem import VARIANTS, Problem, numpy_dtype, shown
+from .problem import VARIANTS, Problem, check_variant, numpy_dtype, shown
 
 MAX_WORK = 1 << 22  # multiply-adds; the simulator does about a hundred thousand a second
 MAX_WORK_EMULATED = 1 << 26  # the emulator does some million
-MAX_VISITS = 1 << 13  # pairs of a row tile and a key tile; it does a few hundred a second
+MAX_VISITS = 1 << 13  # pairs of a row tile and a key tile; the simulator does a hundred a second
+MAX_VISITS_EMULATED = 1 << 10  # the emulator ten
 SMALL = 8  # the portable kernels' default tiles
 
 
@@ -69,6 +70,12 @@ def compare(
     >>> c.equal, c.kernel.reads["K"]  # 3 row tiles, each reads K [5, 4]
     (True, 60)
     """
+    check_variant(variant)
+    sizes = {"n": n, "d": d, "heads": heads, "batch": batch, "n_k": n_k, "dv": dv,
+             "kv_heads": kv_heads, "block_q": block_q, "block_k": block_k}  # fmt: skip
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name}: {shown(size)} must be at least 1")
     n_k, dv, kv_heads = n_k or n, dv or d, kv_heads or heads
     q_shape, k_shape, v_shape = (
         (batch, heads, n, d), (batch, kv_heads, n_k, d), (batch, kv_heads, n_k, dv),
@@ -91,10 +98,11 @@ def compare(
         block_q, block_k = layout.block_q, layout.block_k
     tiles = {"block_q": min(block_q, n), "block_k": min(block_k, n_k)}
     visits = batch * heads * -(-n // tiles["block_q"]) * -(-n_k // tiles["block_k"])
-    if visits > MAX_VISITS:
+    most = MAX_VISITS if layout is None else MAX_VISITS_EMULATED
+    if visits > most:
         raise ValueError(
             f"block_q, block_k: {shown(visits)} pairs of tiles are too many to simulate, at most "
-            f"{MAX_VISITS}; python -m simattn counts and predicts larger problems"
+            f"{most}; python -m simattn counts and predicts larger problems"
         )
     kind = numpy_dtype("dtype", dtype)
     rng = np.random.default_rng(seed)

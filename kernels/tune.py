@@ -41,6 +41,8 @@ def main(
     masks: tuple[str, ...] = ("full", "causal"),
 ) -> int:
     """Time every candidate on every shape."""
+    if variant == "sm90" and "float32" in dtypes:
+        raise ValueError("--dtype: float32 is not for sm90, which takes float16 and bfloat16")
     shared = driver.limits(0).shared_per_block
     found = {
         (d, dtype): [x for x in candidates(variant, d, dtype) if x.shared_bytes <= shared]

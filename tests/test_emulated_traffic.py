@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda", reason="kernels are written against numba.cuda")
@@ -178,12 +179,17 @@ def test_a_kernel_that_moves_more_is_told(argv, less, monkeypatch, capsys):
         ("mma", "--d 264", "width 264 must be 1 to 256"),
         ("mma", "--n 99999", "multiply-adds are too many to simulate, at most 67108864"),
         ("mma", "--n 2000 --block-q 16 --block-k 16", "pairs of tiles are too many to simulate"),
-        ("mma", "--d 256 --n 300 --block-k 256", "shared_bytes: "),
+        ("mma", "--dtype float16 --batch 2000 --n 1", "2000 pairs of tiles are too many"),
+        ("mma", "--d 256 --n 300 --block-k 256", "block_q, block_k: 64 x 256 take "),
         ("sm90", "", "dtype: float32 must be float16 or bfloat16 for sm90"),
         ("sm90", "--dtype float16 --block-q 32", "block_q: 32 must be one of 64, 128, 192"),
         ("sm90", "--dtype float16 --block-k 136", "block_k: 136 must be one of 16, 32, 48, 64, "),
         ("sm90", "--dtype float16 --d 12", "d, dv: 12 and 12 must be multiples of 8, at most 256"),
-        ("sm90", "--dtype float16 --d 256 --block-q 192 --block-k 128", "shared_bytes: "),
+        (
+            "sm90",
+            "--dtype float16 --d 256 --block-q 192 --block-k 128",
+            "192 x 128 take 386208 bytes of ",
+        ),
     ],
 )
 def test_what_the_kernel_does_not_take_is_refused_in_one_line(variant, argv, message, capsys):
@@ -192,3 +198,16 @@ def test_what_the_kernel_does_not_take_is_refused_in_one_line(variant, argv, mes
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert message in printed.err
+
+
+@pytest.mark.parametrize("variant", ["q_outer", "sm80", 3])
+def test_an_unknown_variant_is_not_taken_for_another(variant):
+    q = np.zeros((1, 16, 8), np.float16)
+    with pytest.raises(ValueError, match=f"variant: {variant!r} must be one of sm90, mma"):
+        emulated.attention(q, q, q, variant=variant)
+
+
+@pytest.mark.parametrize("name", ["n", "d", "n_k", "heads", "block_q"])
+def test_sizes_of_zero_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name}: 0 must be at least 1"):
+        compare(**({"variant": "mma", "n": 8, "d": 8} | {name: 0}))

@@ -352,6 +352,7 @@ def test_every_variable_keeps_to_the_lanes_that_assign_it():
         ({"grid": (10**6, 10**6)}, "1000000000000 blocks are too many, at most 1048576"),
         ({"shared_bytes": -1}, "shared_bytes: -1 must be 0 to 232448"),
         ({"shared_bytes": 1.5}, "shared_bytes: 1.5"),
+        ({"shared_bytes": 1.0}, "shared_bytes: 1.0 must be 0 to 232448"),
         ({"shared_bytes": 10**6}, "shared_bytes: 1000000"),
         ({"registers": 0}, "registers: 0 must be 1 to 255"),
         ({"copies": "soon"}, "copies: 'soon' must be one of early, late"),
@@ -363,6 +364,7 @@ def test_every_variable_keeps_to_the_lanes_that_assign_it():
         ({"args": [Placed(np.zeros((4, 8)), (1 << 45, 1))]}, "x: strides .* reach too far"),
         ({"names": ()}, "names: 0 for 1 arguments"),
         ({"kernel": "k"}, "kernel: 'k' must be a function"),
+        ({"kernel": eval("lambda x: x")}, "kernel: <lambda> must be a def with its source in a"),
     ],
     ids=str,
 )

@@ -133,7 +133,7 @@ def test_heads_share_keys(q_stages):
 
 @pytest.mark.parametrize("shape", range(len(LAYOUTS)))
 def test_the_shapes_used_on_a_gpu(shape):
-    d, e, _, options = LAYOUTS[shape]
+    d, e, _, _, options = LAYOUTS[shape]
     layout = Sm90Layout(d, e, **options)
     q, k, v = inputs(70, 2 * layout.block_k + 20, d, e)
     check(q, k, v, layout=layout, is_causal=shape % 2 == 0)

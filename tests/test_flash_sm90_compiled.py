@@ -10,9 +10,9 @@ import toolkit
 pytest.importorskip("numba_cuda", reason="kernels are written against numba.cuda")
 
 from kernels import ptxas
-from kernels._cuda import SIMULATOR, cuda
-from kernels.flash_sm90 import flash_sm90, signature
-from kernels.sm90_layout import LAYOUTS, Sm90Layout
+from kernels._cuda import SIMULATOR
+from kernels.compiled import Kernel, ptx
+from kernels.sm90_layout import EXACT, LAYOUTS, Sm90Layout
 
 if SIMULATOR or not toolkit.is_here() or ptxas.find_ptxas() is None:
     pytest.skip("needs the CUDA compiler and ptxas (extra: cu13)", allow_module_level=True)
@@ -24,21 +24,24 @@ WORDS = (
 )  # fmt: skip
 SHAPES = [
     pytest.param(
-        Sm90Layout(d, e, **options, maxima=maxima), dtype, id=f"{d}-{e}-{i}-{maxima}-{dtype}",
+        Sm90Layout(d, e, **options | (EXACT.get((d, e), {}) if maxima == "exact" else {}),
+                   maxima=maxima),
+        dtype, id=f"{d}-{e}-{i}-{maxima}-{dtype}",
         marks=[] if (i, maxima, dtype) == (2, "fast", "float16") else [pytest.mark.slow],
     )
-    for i, (d, e, _, options) in enumerate(LAYOUTS)
+    for i, (d, e, _, _, options) in enumerate(LAYOUTS)
     for maxima in ("fast", "exact")
     for dtype in ("float16", "bfloat16")
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("layout", "dtype"), SHAPES)
-def test_registers_are_those_declared_and_nothing_is_serialised(layout, dtype, tmp_path):
-    text, _ = cuda.compile(
-        flash_sm90(layout, dtype), signature(), device=False, abi="numba", cc=(9, 0, "a"),
-        output="ptx", launch_bounds=(layout.threads, layout.min_blocks),
-    )  # fmt: skip
+def test_registers_are_those_declared_and_nothing_is_serialised(
+    layout, dtype, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SIMATTN_CACHE_DIR", "")
+    text = ptx(Kernel("sm90", layout, dtype), (9, 0))
+    assert text.count(".param .align 64 .b8 flash_sm90_param_") == 4  # tensor maps
     for word in WORDS:
         assert word in text or (word.startswith("mma") and layout.maxima == "exact"), word
     assert f"setmaxnreg.dec.sync.aligned.u32 {layout.producer_registers}" in text

@@ -148,6 +148,19 @@ def test_threads_that_ask_together_compile_once(fake_compiler) -> None:
 
 def test_versions_name_the_compiler_and_the_source() -> None:
     pytest.importorskip("numba_cuda")
-    *versions, digest = compiled._versions()
-    assert len(versions) == 2
+    *versions, _, digest = compiled._versions()
+    assert len(versions) == len(compiled.COMPILER + compiled.TOOLKIT)
+    assert all(versions[: len(compiled.COMPILER)])
     assert len(digest) == 64
+
+
+def test_another_toolkit_is_another_file(monkeypatch) -> None:
+    """PTX of CUDA 13 is none for a driver of CUDA 12, whose user then installs cu12."""
+    pytest.importorskip("numba_cuda")
+    honest, names = compiled._version, set()
+    for toolkit in ({"nvidia-nvvm": "13.0.88"}, {"nvidia-cuda-nvcc-cu12": "12.9.86"}, {}):
+        fake = {name: toolkit.get(name, "") for name in compiled.TOOLKIT}
+        monkeypatch.setattr(compiled, "_version", fake.__getitem__)
+        names.add(compiled._versions.__wrapped__())
+    assert len(names) == 3
+    assert honest("no-such-distribution") == ""

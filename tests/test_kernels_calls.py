@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels import driver, repeats, tensor_maps, tensors
-from kernels.plans import Plan, chosen, refusal
+from kernels import driver, mma_layout, repeats, sm90_layout, tensor_maps, tensors
+from kernels.plans import Plan, chosen, plan, refusal
 from kernels.problem import DTYPES, NO_WINDOW, Problem
 from kernels.tensor_maps import MAP_ALIGNMENT, MAP_BYTES, encoder, with_maps
 
@@ -355,3 +355,29 @@ def test_what_is_refused_goes_to_the_next_kernel(capability, strides, variant):
     problem = Problem.of(shape, shape, shape, "float16")
     view = tensors.Tensor("k", "torch", 4096, shape, strides, "float16", 2, 0, None)
     assert chosen(problem, [view], capability) == variant
+
+
+MMA, SM90 = mma_layout.layout_for(64, 64), sm90_layout.layout_for(64, 64, n=64, s=64)
+
+
+@pytest.mark.parametrize(
+    ("variant", "layout", "error", "message"),
+    [
+        ("q_outer", MMA, ValueError, "layout: is for sm90 and mma, not 'q_outer'"),
+        ("mma", SM90, TypeError, "layout: Sm90Layout.* must be MmaLayout for 'mma'"),
+        ("sm90", MMA, TypeError, "layout: MmaLayout.* must be Sm90Layout for 'sm90'"),
+        (None, MMA, TypeError, "layout: MmaLayout.* must be Sm90Layout for 'sm90'"),
+        ("sm90", 3, TypeError, "layout: 3 must be Sm90Layout"),
+        ("mma", replace(MMA, d=48), ValueError, "layout: widths 48 and 64 must be at least the"),
+        ("sm90", replace(SM90, e=48), ValueError, "layout: widths 64 and 48 must be at least the"),
+        ("mma", replace(MMA, itemsize=4), ValueError, "layout: itemsize 4 must be 2 for float16"),
+    ],
+    ids=str,
+)
+def test_a_layout_must_be_the_problems(variant, layout, error, message, monkeypatch):
+    monkeypatch.setattr(driver, "limits", lambda device: driver.Limits(0, 0, 0, (9, 0)))
+    shape = (2, 3, 5, 64)
+    problem = Problem.of(shape, shape, shape, "float16")
+    view = tensors.Tensor("q", "torch", 4096, shape, (960, 320, 64, 1), "float16", 2, 0, None)
+    with pytest.raises(error, match=message):
+        plan(problem, [view] * 4, return_lse=False, variant=variant, layout=layout)

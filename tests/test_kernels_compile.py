@@ -30,7 +30,8 @@ H200 = {"shared_per_block": 232448, "shared_per_sm": 233472}
         (256, 256, "bfloat16"),
     ],
 )
-def test_arrays_become_registers_and_loads_16_bytes(variant, d, e, dtype) -> None:
+def test_arrays_become_registers_and_loads_16_bytes(variant, d, e, dtype, monkeypatch) -> None:
+    monkeypatch.setenv("SIMATTN_CACHE_DIR", "")
     from kernels.compiled import Kernel, ptx
 
     layout = choose(variant, d, e, **H200)

@@ -39,7 +39,8 @@ COUNTED = {
 def test_bench_table() -> None:
     lines = results.bench_table(REPORT).splitlines()
     assert lines[0] == (
-        "`python -m kernels bench`: NVIDIA H200, driver 580.1, cuda 13.0, numba 0.68.0."
+        "`python -m kernels bench`: NVIDIA H200, driver 580.1, cuda 13.0, numba 0.68.0. "
+        "TFLOP/s."
     )  # fmt: skip
     assert lines[2].endswith("| torch efficient | time, kv / q | traffic, kv / q |")
     assert lines[-1] == "| 64 | 1024 | 16 x 32 | 20.0 | 5.0 | 40.0 | 4.00 | 1.50 |"
@@ -196,3 +197,31 @@ def test_what_check_allows_is_small(case: check.Case) -> None:
     stores = 1 if case.variant == "q_outer" else 1 + -(-k.shape[-2] // 64)
     assert outcome.out_allowed < 2e-5 + 4 * stores * check.EPS[case.dtype]
     assert outcome.lse_allowed < 2e-5
+
+
+def test_options_that_would_do_nothing_are_refused(capsys) -> None:
+    for argv, message in (
+        ("check --variant mma", "--variant: mma needs --cores"),
+        ("check --small --dtype float16,float32", "--dtype: float16,float32 needs --cores"),
+    ):
+        assert cli.main(argv.split()) == 2
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("\n")) == ("", 1)
+        assert message in printed.err
+
+
+def test_what_sm90_cannot_have_is_refused_before_anything_is_compiled(monkeypatch) -> None:
+    from kernels import check_cores, tune
+
+    monkeypatch.setattr(check_cores, "taken", lambda case: case.variant == "mma")
+    with pytest.raises(ValueError, match="--dtype: sm90 in float32 is not for this device"):
+        check_cores.main(["sm90"], ["float32"])
+    with pytest.raises(ValueError, match="--dtype: float32 is not for sm90"):
+        tune.main(variant="sm90", widths=(64,), rows=(1024,), dtypes=("float16", "float32"))
+
+
+def test_peers_without_a_shape_say_so() -> None:
+    from kernels import peers
+
+    with pytest.raises(ValueError, match=r"--d 77: must be of a shape .*: d 64, 96, 128, 256; n"):
+        peers.main(widths=(77,))

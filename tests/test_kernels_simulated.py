@@ -444,6 +444,7 @@ def test_traffic_command_reports_a_difference(monkeypatch) -> None:
         ("--n 5000 --d 64", "n: "),
         ("--heads 3 --kv-heads 2", "2 heads must divide q's 3 heads"),
         ("--window=-2,0", "window_size: (-2, 0) must not go below -1"),
+        ("--window -2,0", "window_size: (-2, 0) must not go below -1"),
         ("--n 300 --d 1 --block-q 1 --block-k 1", "block_q, block_k: 90000 pairs of tiles"),
         ("--n 1 --d 1 --batch 9000", "9000 pairs of tiles are too many to simulate"),
         ("--d 300", "width 300 must be 1 to 256"),

@@ -88,7 +88,8 @@ def emulate(
         )
     if blocks > MOST_BLOCKS:
         raise ValueError(f"grid: {grid}: {blocks} blocks are too many, at most {MOST_BLOCKS}")
-    if shared_bytes not in range(MOST_SHARED + 1):
+    whole = isinstance(shared_bytes, int | np.integer)
+    if not whole or shared_bytes not in range(MOST_SHARED + 1):
         raise ValueError(f"shared_bytes: {shared_bytes!r} must be 0 to {MOST_SHARED}")
     if not isinstance(kernel, FunctionType):
         raise TypeError(f"kernel: {kernel!r} must be a function")

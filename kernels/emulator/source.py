@@ -40,7 +40,10 @@ def warp_code(function: FunctionType) -> CodeType:
 
 
 def _rewritten(function: FunctionType) -> CodeType:
-    lines, first = inspect.getsourcelines(function)
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except OSError:
+        lines, first = ["None"], 1
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
