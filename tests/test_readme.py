@@ -83,6 +83,9 @@ def test_numbers_in_the_prose_are_those_of_the_tables() -> None:
     ]
     said = re.search(r"moves (\S+) times the bytes, and takes (\S+) to (\d+) times", README)
     assert said.groups() == (f"{max(moved):.1f}", f"{min(slower):.1f}", f"{max(slower):.0f}")
+    means = dict(re.findall(r"mean of ours / (\w+) over float16 at .*: (\S+)\.\n", README))
+    faster = re.search(r"run (\S+) times as fast\nas cuDNN's attention and (\S+) times", README)
+    assert faster.groups() == (means["cudnn"], means["flash"])
     assert f"({DEVICES['h100'].l2_bytes // 2**20} MB on an H100)" in README
     assert f"2^{UNTILED_PAIRS.bit_length() - 1} such pairs" in README.replace("\n  ", " ")
 
