@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .problem import ALL_VARIANTS, DTYPES, TENSOR_CORES, shown
+from .problem import ALL_VARIANTS, DTYPES, TENSOR_CORES, VARIANTS, shown
 
 MAX_SIZE = 2**48
 
@@ -55,8 +55,9 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 
 def _traffic(args: argparse.Namespace) -> int:
-    # The simulator is chosen when Numba is imported, which nothing has done so far.
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # which makes no difference to the emulator
+    if args.variant in VARIANTS:
+        # The simulator is chosen when Numba is imported, which nothing has done so far.
+        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
     from .traffic import compare, to_json, to_text
 
     comparison = compare(
