@@ -70,7 +70,10 @@ def peers_table(report: dict[str, Any]) -> str:
         pairs = [
             row["seconds"][name] / row["seconds"]["ours"]
             for row in rows
-            if name in row["seconds"] and row["dtype"] == "float16" and row["d"] in (64, 128)
+            if name in row["seconds"]
+            and row["dtype"] == "float16"
+            and row["d"] in (64, 128)
+            and row["group"] == 1
         ]
         if pairs:
             mean = statistics.geometric_mean(pairs)
