@@ -10,8 +10,9 @@ from __future__ import annotations
 import faulthandler
 import importlib.util
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from simattn import exact
 
 from .launch import flash_attention
 from .plans import tiles
-from .problem import numpy_dtype
+from .problem import NO_WINDOW, numpy_dtype
+
+T = TypeVar("T")
 
 HANGS_AFTER_S = 300
 EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -44,14 +47,18 @@ class Case:
     block_k: int | None = None
 
     def __str__(self) -> str:
-        mask = "causal" if self.is_causal else "full"
-        if self.window_size != (-1, -1):
-            mask += f" window {self.window_size[0]},{self.window_size[1]}"
+        mask = mask_name(self.is_causal, self.window_size)
         blocks = f" tiles {self.block_q}x{self.block_k}" if self.block_q else ""
         return (
             f"{self.variant:<8} {self.dtype:<8} {self.batch}x{self.heads}/{self.kv_heads} heads "
             f"{self.n} x {self.s or self.n}, d {self.d}, e {self.e or self.d}, {mask}{blocks}"
         )
+
+
+def mask_name(is_causal: bool, window_size: tuple[int, int]) -> str:
+    """``causal window 100,0``, as a line of the report says it."""
+    window = "" if window_size == NO_WINDOW else " window {},{}".format(*window_size)
+    return ("causal" if is_causal else "full") + window
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,15 +185,19 @@ def plain(q, k, v, lse, *, is_causal, window_size):
 
 
 def main(small: bool = False) -> int:
-    """A line per case; 1 if one fails. A case that hangs ends the process."""
+    """`report` of the grid."""
     chosen = [case for case in cases(small) if case.dtype != "bfloat16" or _has_bfloat16()]
     if not small:
         compile_for(chosen)
-    failed = count = 0
-    for case in chosen:
+    return report(chosen, examine)
+
+
+def report(cases: Sequence[T], examine: Callable[[T], Outcome]) -> int:
+    """A line per case; 1 if one fails. A case that hangs ends the process."""
+    failed = 0
+    for case in cases:
         faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
         outcome = examine(case)
-        count += 1
         failed += not outcome.passed
         print(
             f"{'ok  ' if outcome.passed else 'FAIL'} {case}: "
@@ -195,7 +206,7 @@ def main(small: bool = False) -> int:
             flush=True,
         )
     faulthandler.cancel_dump_traceback_later()
-    print(f"{count - failed} of {count} cases agree with float64")
+    print(f"{len(cases) - failed} of {len(cases)} cases agree with float64")
     return 1 if failed else 0
 
 

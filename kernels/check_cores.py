@@ -8,13 +8,12 @@ Needs torch.
 
 from __future__ import annotations
 
-import faulthandler
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .check import EPS, HANGS_AFTER_S
+from .check import EPS, Outcome, mask_name, report
 from .launch import prepare
 from .problem import DTYPES
 
@@ -41,9 +40,7 @@ class Case:
     scores: str = "normal"
 
     def __str__(self) -> str:
-        mask = "causal" if self.is_causal else "full"
-        if self.window_size != (-1, -1):
-            mask += f" window {self.window_size[0]},{self.window_size[1]}"
+        mask = mask_name(self.is_causal, self.window_size)
         extra = f", x {self.amplitude:g}" if self.amplitude != 1 else ""
         extra += f", {self.scores}" if self.scores != "normal" else ""
         return (
@@ -88,7 +85,7 @@ def cases(variant: str, dtypes: Iterable[str] = DTYPES) -> Iterator[Case]:
 
 
 def main(variants: Iterable[str], dtypes: Iterable[str] = DTYPES, small: bool = False) -> int:
-    """A line per case; 1 if one fails. A case that hangs ends the process."""
+    """`kernels.check.report` of the grid."""
     from .compiled import compile_all
 
     listed = small_cases if small else cases
@@ -98,20 +95,7 @@ def main(variants: Iterable[str], dtypes: Iterable[str] = DTYPES, small: bool = 
             f"--variant, --dtype: {','.join(variants)} in {','.join(dtypes)} is not for this device"
         )
     compile_all(prepared_kernel(case) for case in grid)
-    failed = 0
-    for case in grid:
-        faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
-        error, allowed, lse_error = examine(case)
-        good = error <= allowed and lse_error <= LSE_ALLOWED
-        failed += not good
-        print(
-            f"{'ok  ' if good else 'FAIL'} {case}: O {error:.1e} of {allowed:.1e}, "
-            f"L {lse_error:.1e} of {LSE_ALLOWED:.0e}",
-            flush=True,
-        )
-    faulthandler.cancel_dump_traceback_later()
-    print(f"{len(grid) - failed} of {len(grid)} cases agree with float64")
-    return 1 if failed else 0
+    return report(grid, examine)
 
 
 def tensors(case: Case) -> list[Any]:
@@ -174,8 +158,8 @@ def prepared_kernel(case: Case) -> Any:
     return plan(problem, views, return_lse=True, variant=case.variant).kernel
 
 
-def examine(case: Case, layout: Any = None) -> tuple[float, float, float]:
-    """Error of O, what is allowed, and L's error.
+def examine(case: Case, layout: Any = None) -> Outcome:
+    """Run a case on the GPU and compare it with float64, L's error as `LSE_ALLOWED` says.
 
     A score is a sum of d products, rounded in proportion to the sum of their magnitudes: where they
     cancel, L cannot be as exact as it is small.
@@ -212,7 +196,7 @@ def examine(case: Case, layout: Any = None) -> tuple[float, float, float]:
     theirs = theirs.max().item() if theirs.numel() else 0.0
     finite = torch.isfinite(L)
     if not torch.equal(torch.isneginf(lse), ~finite):
-        return error, 0.0, float("inf")
+        return Outcome(error, 0.0, float("inf"), LSE_ALLOWED)
     sizes = (q.double().abs() @ k.double().abs().transpose(-1, -2)) * case.d**-0.5
     sizes = sizes.masked_fill(~seen, 0).amax(-1)
     scale = torch.maximum(L.abs(), sizes)[finite].clamp(min=1)
@@ -222,4 +206,4 @@ def examine(case: Case, layout: Any = None) -> tuple[float, float, float]:
     if case.dtype == "float32":
         largest = S.masked_fill(~seen, 0).abs().max() * v.abs().max()
         allowed += EPS["float32"] / 2 * largest.item()
-    return error, allowed, lse_error
+    return Outcome(error, allowed, lse_error, LSE_ALLOWED)

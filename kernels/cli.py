@@ -23,7 +23,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(_joined(sys.argv[1:] if argv is None else argv))
+    from simattn.cli.arguments import joined
+
+    args = _parser().parse_args(joined(sys.argv[1:] if argv is None else argv))
     try:
         return COMMANDS[args.command](args)
     except (
@@ -37,21 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = " ".join(str(error).split())
         print(f"python -m kernels {args.command}: error: {line}", file=sys.stderr)
         return 2
-
-
-def _joined(argv: Sequence[str]) -> list[str]:
-    """``--window -1,0`` in one word, or argparse takes the value for an option.
-
-    >>> _joined(["traffic", "--window", "-1,0", "--lse"])
-    ['traffic', '--window=-1,0', '--lse']
-    """
-    words: list[str] = []
-    for word in argv:
-        if words and words[-1] == "--window" and "," in word:
-            words[-1] += f"={word}"
-        else:
-            words.append(word)
-    return words
 
 
 def _traffic(args: argparse.Namespace) -> int:

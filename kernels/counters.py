@@ -16,6 +16,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from .check import Case, inputs
 from .launch import Prepared, prepare
 from .layout import round_up
 from .problem import VARIANTS, Problem
-from .sm90_layout import layout_for
-from .sm90_schedule import END, schedule
+from .sm90_layout import GROUP_ROWS, layout_for
+from .sm90_schedule import END, work
 
 READ = "smsp__sass_data_bytes_mem_global_op_ld.sum"
 SECTORS, SECTOR_BYTES = "l1tex__m_xbar2l1tex_read_sectors.sum", 32
@@ -124,18 +125,14 @@ def predicted(case: Case, block_q: int, block_k: int, sms: int = 132) -> tuple[i
 
 def table_bytes(case: Case, block_q: int, block_k: int, sms: int) -> int:
     """Sectors of the table of work that the blocks read: each its row, up to the end's mark."""
+    d, e, n, s = case.d, case.e or case.d, case.n, case.s or case.n
+    lead = (case.batch, case.heads)
     problem = Problem.of(
-        (case.heads, case.n, 1), (case.heads, case.s or case.n, 1),
-        (case.heads, case.s or case.n, 1), case.dtype,
+        (*lead, n, d), (*lead, s, d), (*lead, s, e), case.dtype,
         is_causal=case.is_causal, window_size=case.window_size,
     )  # fmt: skip
-    layout = layout_for(
-        case.d, case.e or case.d, n=problem.n, s=problem.s, is_causal=case.is_causal
-    )
-    table = schedule(
-        problem.n, problem.s, problem.left, problem.right, case.batch * case.heads,
-        block_q=block_q, block_k=block_k, blocks=sms, waves=layout.waves,
-    )  # fmt: skip
+    usual = layout_for(d, e, n=n, s=s)
+    table = work(problem, replace(usual, groups=block_q // GROUP_ROWS, block_k=block_k), sms)
     begins = np.arange(len(table)) * table.shape[1] * table.itemsize
     ends = begins + ((table != END).sum(axis=1) + 1) * table.itemsize
     sectors = -(-ends // SECTOR_BYTES) - begins // SECTOR_BYTES

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,12 +112,13 @@ def limits(device: int) -> Limits:
     )
 
 
-@contextmanager
-def on_device(device: int) -> Iterator[None]:
+def on_device(device: int) -> AbstractContextManager[None]:
     """Make the device's primary context, which every library shares, current in this thread."""
-    if is_current(device):
-        yield
-        return
+    return nullcontext() if is_current(device) else _pushed(device)
+
+
+@contextmanager
+def _pushed(device: int) -> Iterator[None]:
     check(driver().cuCtxPushCurrent(_primary_context(device)))
     try:
         yield

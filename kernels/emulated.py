@@ -13,20 +13,20 @@ import numpy as np
 
 from simattn.counts import Traffic
 
-from . import mma_layout, sm90_layout
+from . import mma_layout
 from .emulator import Placed, Report, TensorMap, emulate
 from .emulator.launch import MOST_SHARED
 from .flash_mma import flash_mma
 from .flash_sm90 import flash_sm90
 from .mma_layout import MmaLayout
+from .plans import usual_layout
 from .problem import DTYPES, TENSOR_CORES, Problem, shown
-from .sm90_layout import GROUP_ROWS, REGISTERS, WARP_ROWS, Sm90Layout
-from .sm90_schedule import schedule
+from .sm90_layout import GROUP_ROWS, MOST_KEYS, REGISTERS, WARP_ROWS, Sm90Layout
+from .sm90_schedule import work
 
 TENSORS = ("Q", "K", "V", "O", "L")
 MAPS = ("Q_map", "K_map", "V_map", "O_map", "schedule", "length")  # sm90's, before the others
 ROWS = (16, 32, 64, 128, 256)  # of a tile of mma: threads copy equal shares
-MOST_KEYS = 128  # of a tile of sm90: a lane has 32 bits for its hidden columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,23 @@ def layout_with(
     """
     if variant not in TENSOR_CORES:
         raise ValueError(f"variant: {shown(variant)} must be one of {', '.join(TENSOR_CORES)}")
-    d, e = problem.d, problem.e
-    is_causal = problem.right == 0
-    if not mma_layout.takes(d, e):  # nor does sm90
-        raise ValueError(f"d, dv: {d} and {e} must be multiples of 8, at most 256")
-    if variant == "mma":
-        itemsize = DTYPES[problem.dtype]
-        layout = mma_layout.layout_for(d, e, is_causal=is_causal, itemsize=itemsize)
+    if not mma_layout.takes(problem.d, problem.e):
+        raise ValueError(f"d, dv: {problem.d} and {problem.e} must be multiples of 8, at most 256")
+    if variant == "sm90" and DTYPES[problem.dtype] != 2:
+        raise ValueError(f"dtype: {problem.dtype} must be float16 or bfloat16 for sm90")
+    layout = usual_layout(variant, problem)
+    if isinstance(layout, MmaLayout):
         _check_block("block_q", block_q, ROWS)
         _check_block("block_k", block_k, ROWS)
         if block_q is not None:
             layout = replace(layout, warps=block_q // 16, row_tiles=1)
         return _fitting(replace(layout, block_k=block_k or layout.block_k))
-    if DTYPES[problem.dtype] != 2:
-        raise ValueError(f"dtype: {problem.dtype} must be float16 or bfloat16 for sm90")
-    tiles = sm90_layout.layout_for(d, e, n=problem.n, s=problem.s, is_causal=is_causal)
     _check_block("block_q", block_q, [GROUP_ROWS * groups for groups in REGISTERS])
     _check_block("block_k", block_k, range(16, MOST_KEYS + 1, 16))
     if block_q is not None:
-        tiles = replace(tiles, groups=block_q // GROUP_ROWS)
-    Bc = block_k or tiles.block_k
-    return _fitting(replace(tiles, block_k=Bc, early=min(tiles.early, Bc // 8)))
+        layout = replace(layout, groups=block_q // GROUP_ROWS)
+    Bc = block_k or layout.block_k
+    return _fitting(replace(layout, block_k=Bc, early=min(layout.early, Bc // 8)))
 
 
 def attention(
@@ -116,7 +112,7 @@ def attention(
     else:
         kernel = kernel or flash_sm90(layout, problem.dtype)
         tensors = [_four_axes(x) for x in (q, k, v, out)]
-        table = _table(problem, layout, blocks) if table is None else table
+        table = work(problem, layout, blocks) if table is None else table
         grid = len(table)
         boxes = (layout.block_q, layout.block_k, layout.block_k, WARP_ROWS)
         maps = [_map(x, rows) for x, rows in zip(tensors, boxes, strict=True)] if grid else []
@@ -147,13 +143,6 @@ def _fitting(layout: Any) -> Any:
             f"bytes of shared memory, more than {MOST_SHARED}"
         )
     return layout
-
-
-def _table(problem: Problem, layout: Sm90Layout, blocks: int) -> np.ndarray:
-    return schedule(
-        problem.n, problem.s, problem.left, problem.right, problem.batch * problem.heads,
-        block_q=layout.block_q, block_k=layout.block_k, blocks=blocks, waves=layout.waves,
-    )  # fmt: skip
 
 
 def _four_axes(x: np.ndarray | Placed) -> np.ndarray | Placed:

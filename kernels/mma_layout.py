@@ -126,7 +126,7 @@ class MmaLayout:
 
 
 def takes(d: int, e: int) -> bool:
-    """Whether the kernel takes these widths: steps of 8, up to 256."""
+    """Whether the tensor-core kernels take these widths: steps of 8, up to 256."""
     return all(width % 8 == 0 and 8 <= width <= WIDEST for width in (d, e))
 
 

@@ -13,7 +13,7 @@ from .layout import Layout, choose
 from .mma_layout import MmaLayout
 from .problem import DTYPES, TENSOR_CORES, VARIANTS, Problem, shown
 from .sm90_layout import WARP_ROWS, Sm90Layout
-from .sm90_schedule import schedule
+from .sm90_schedule import work
 from .tensor_maps import ELEMENT, MOST_STRIDE, encoder
 from .tensors import Tensor
 
@@ -65,20 +65,27 @@ def plan(
         return Plan(problem, kernel, device, grid, ("L",) * return_lse + scratch, pack)
     if refused := refusal(variant, problem, views, capability):
         raise ValueError(f"variant: {variant!r} is not for this problem: {refused}")
+    layout = layout or usual_layout(variant, problem, capability)
     if variant == "sm90":
-        layout = layout or sm90_layout.layout_for(
-            problem.d, problem.e, n=problem.n, s=problem.s, is_causal=problem.right == 0
-        )
         grid, pack = _persistent(problem, views, return_lse, device, layout)
     else:
-        layout = layout or mma_layout.layout_for(
-            problem.d, problem.e, is_causal=problem.right == 0, itemsize=DTYPES[problem.dtype],
-            capability=capability,
-        )  # fmt: skip
         grid = problem.programs("q_outer", layout.block_q)
         pack = _numbers(problem, views, return_lse, 0)
     kernel = Kernel(variant, layout, problem.dtype)
     return Plan(problem, kernel, device, grid, ("L",) * return_lse, pack)
+
+
+def usual_layout(
+    variant: str, problem: Problem, capability: tuple[int, int] = (9, 0)
+) -> MmaLayout | Sm90Layout:
+    """A tensor-core kernel's tiles for this problem, as its table has them."""
+    d, e, is_causal = problem.d, problem.e, problem.right == 0
+    if variant == "sm90":
+        return sm90_layout.layout_for(d, e, n=problem.n, s=problem.s, is_causal=is_causal)
+    itemsize = DTYPES[problem.dtype]
+    return mma_layout.layout_for(
+        d, e, is_causal=is_causal, itemsize=itemsize, capability=capability
+    )
 
 
 def _check_layout(layout: Any, variant: str, problem: Problem) -> None:
@@ -120,24 +127,20 @@ def _persistent(
     problem: Problem, views: Sequence[Tensor], return_lse: bool, device: int, layout: Any
 ) -> tuple[int, Callable[[Sequence[int]], bytes]]:
     """The Hopper kernel's grid, and its arguments: tensor maps, the schedule, then the same."""
-    heads = problem.batch * problem.heads
-    if not heads * problem.n:
+    if not problem.batch * problem.heads * problem.n:
         return 0, lambda addresses: b""
-    table = schedule(
-        problem.n, problem.s, problem.left, problem.right, heads, block_q=layout.block_q,
-        block_k=layout.block_k, blocks=driver.limits(device).sms, waves=layout.waves,
-    )  # fmt: skip
+    table = work(problem, layout, driver.limits(device).sms)
     boxes = (layout.block_q, layout.block_k, layout.block_k, WARP_ROWS)
     encode = [
         encoder(_extent(problem, x), x.kernel_strides(), problem.dtype, rows)
         for x, rows in zip(views, boxes, strict=True)
     ]
     numbers = _numbers(problem, views, return_lse, 0)
-    work = struct.pack("Qq", driver.constant(device, table.tobytes()), table.shape[1])
+    where = struct.pack("Qq", driver.constant(device, table.tobytes()), table.shape[1])
 
     def pack(addresses: Sequence[int]) -> bytes:
         maps = [make(at) for make, at in zip(encode, addresses[:4], strict=True)]
-        return b"".join((*maps, work, numbers(addresses)))
+        return b"".join((*maps, where, numbers(addresses)))
 
     return len(table), pack
 
@@ -162,8 +165,7 @@ def refusal(
     if capability < least or (variant == "sm90" and capability[0] != 9):
         version, has = (".".join(map(str, x)) for x in (least, capability))
         return f"it needs compute capability {version}, the device has {has}"
-    layouts = sm90_layout if variant == "sm90" else mma_layout
-    if not layouts.takes(problem.d, problem.e):
+    if not mma_layout.takes(problem.d, problem.e):
         return f"widths {problem.d} and {problem.e} must be multiples of 8"
     for x in views:
         steps = (x.pointer, *(stride * x.itemsize for stride in x.kernel_strides()))

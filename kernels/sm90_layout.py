@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .layout import round_up
+from .mma_layout import WIDEST
 
-WIDEST = 256
 ROW_BYTES, BLOCK_COLUMNS = 128, 64  # of a column block
 GROUP_ROWS = 64  # queries of a warpgroup: wgmma's M
 WARP_ROWS = 16
@@ -147,11 +147,6 @@ class Sm90Layout:
     def products(self) -> int:
         """wgmma instructions of one tile."""
         return self.d // 16 + self.block_k // 16
-
-
-def takes(d: int, e: int) -> bool:
-    """Whether the kernel takes these widths: steps of 8, up to 256."""
-    return all(width % 8 == 0 and 8 <= width <= WIDEST for width in (d, e))
 
 
 def layout_for(

@@ -22,6 +22,9 @@ import heapq
 
 import numpy as np
 
+from .problem import Problem
+from .sm90_layout import Sm90Layout
+
 END = 0xFFFFFFFF  # after a block's last item
 HEAP_ITEMS = 1 << 14  # with more, one item is little of what a block computes, in any order
 TILE_COST, ITEM_COST = 5, 3  # an item costs 0.6 of a key tile besides its tiles
@@ -88,6 +91,14 @@ def schedule(
     else:
         owner = _first_free(cost[order % Tr].tolist(), blocks)
     return _table(order, owner, blocks)
+
+
+def work(problem: Problem, layout: Sm90Layout, blocks: int) -> np.ndarray:
+    """`schedule` for a problem in the tiles of a layout."""
+    return schedule(
+        problem.n, problem.s, problem.left, problem.right, problem.batch * problem.heads,
+        block_q=layout.block_q, block_k=layout.block_k, blocks=blocks, waves=layout.waves,
+    )  # fmt: skip
 
 
 def _first_free(costs: list[int], blocks: int) -> np.ndarray:

@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from . import driver, mma_layout, sm90_layout
-from .bench import HIDDEN, TOKENS
 from .compiled import Kernel, compile_all, load
 from .launch import prepare
-from .peers import HANGS_AFTER_S, Contestant, side_by_side
+from .peers import HANGS_AFTER_S, Contestant, Shape, inputs, side_by_side
 from .problem import DTYPES
 
 MMA = {  # bytes of an element: warps, row tiles a warp, Bc, blocks an SM
@@ -38,7 +37,6 @@ def main(
     widths: tuple[int, ...],
     rows: tuple[int, ...],
     dtypes: tuple[str, ...],
-    masks: tuple[str, ...] = ("full", "causal"),
 ) -> int:
     """Time every candidate on every shape."""
     if variant == "sm90" and "float32" in dtypes:
@@ -49,10 +47,11 @@ def main(
         for d, dtype in itertools.product(widths, dtypes)
     }
     compile_all(Kernel(variant, x, dtype) for (_, dtype), xs in found.items() for x in xs)
-    for (d, dtype), mask, n in itertools.product(found, masks, rows):
+    for (d, dtype), is_causal, n in itertools.product(found, (False, True), rows):
         faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
-        speeds = measure(variant, found[d, dtype], n, d, dtype, mask == "causal")
+        speeds = measure(variant, found[d, dtype], Shape(n, d, dtype, is_causal))
         best = ", ".join(f"{named(x)} {speed:.0f}" for x, speed in speeds)
+        mask = "causal" if is_causal else "full"
         print(f"{variant} {dtype} d {d} N {n} {mask}: {best}", flush=True)
     faulthandler.cancel_dump_traceback_later()
     return 0
@@ -74,24 +73,17 @@ def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
         yield from (replace(shape, chain=x) for x in (CHAINS if itemsize == 4 else (shape.chain,)))
 
 
-def measure(
-    variant: str, layouts: list[Any], n: int, d: int, dtype: str, is_causal: bool
-) -> list[tuple[Any, float]]:
+def measure(variant: str, layouts: list[Any], shape: Shape) -> list[tuple[Any, float]]:
     """TFLOP/s of each layout that keeps everything in registers, the best first."""
-    import torch
-
-    shape = (max(1, TOKENS // n), max(1, HIDDEN // d), n, d)
-    q, k, v, out = (torch.randn(shape, device="cuda").to(getattr(torch, dtype)) for _ in range(4))
+    q, k, v, out = inputs(shape)
+    options = {"out": out, "is_causal": shape.is_causal, "variant": variant}
     launches = {
-        layout: Contestant(
-            prepare(q, k, v, out=out, is_causal=is_causal, variant=variant, layout=layout).launch
-        )
+        layout: Contestant(prepare(q, k, v, layout=layout, **options).launch)
         for layout in layouts
-        if not load(Kernel(variant, layout, dtype), 0).loaded.local_bytes
+        if not load(Kernel(variant, layout, shape.dtype), 0).loaded.local_bytes
     }
-    work = 4 * shape[0] * shape[1] * n * n * d / (2 if is_causal else 1) / 1e12
-    speeds = [(layout, work / took) for layout, took in side_by_side(launches).items()]
-    return sorted(speeds, key=lambda x: -x[1])
+    took = side_by_side(launches)
+    return sorted(((x, shape.flops / s / 1e12) for x, s in took.items()), key=lambda x: -x[1])
 
 
 def named(layout: Any) -> str:

@@ -39,9 +39,9 @@ def compiled() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_float64(case, compiled) -> None:
-    error, allowed, lse_error = check_cores.examine(case)
-    assert error <= allowed
-    assert lse_error <= check_cores.LSE_ALLOWED
+    outcome = check_cores.examine(case)
+    assert outcome.out_error <= outcome.out_allowed
+    assert outcome.lse_error <= check_cores.LSE_ALLOWED
 
 
 def tensors(n=512, d=64, heads=4, batch=2, dtype=torch.float16):

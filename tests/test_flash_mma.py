@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +10,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="kernels are written against numba.cuda")
 
 import ml_dtypes
+from mutants import statements, without
 
 import simattn
 from kernels import flash_mma as module
@@ -259,33 +256,10 @@ def test_no_keys():
 
 # ---- each barrier and wait is needed ------------------------------------------------------------
 
-FILES = {x: Path(x.__file__).read_text().splitlines() for x in (module, mma_tiles)}
-ORDERS = [
-    (file, i)
-    for file, lines in FILES.items()
-    for i, line in enumerate(lines)
-    if re.match(r" +(cuda\.sync\w+\(\)|cp_async_wait_0\(\))", line)
-]
+ORDERS = statements(r" +(cuda\.sync\w+\(\)|cp_async_wait_0\(\))", module, mma_tiles)
 
 
-def without(file, line: int, folder: Path):
-    """A module of the kernel, less one line."""
-    name, lines = f"kernels.less_line_{line}", FILES[file]
-    path = folder / f"less_line_{line}.py"
-    path.write_text("\n".join([*lines[:line], "", *lines[line + 1 :]]))
-    spec = importlib.util.spec_from_file_location(name, path)
-    mutant = importlib.util.module_from_spec(spec)
-    sys.modules[name] = mutant
-    try:
-        spec.loader.exec_module(mutant)
-    finally:
-        del sys.modules[name]
-    return mutant
-
-
-@pytest.mark.parametrize(
-    ("file", "line"), ORDERS, ids=[FILES[file][i].strip().split("#")[0] for file, i in ORDERS]
-)
+@pytest.mark.parametrize(("file", "line"), ORDERS)
 def test_no_barrier_or_wait_can_be_left_out(file, line, tmp_path, monkeypatch):
     q, k, v = inputs("float16", 100, 50, 16, 16)  # the first row tile sees nothing
     layout = small(16, 16, block_k=16)

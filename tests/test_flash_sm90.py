@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda", reason="kernels are written against numba.cuda")
 
 import ml_dtypes
+from mutants import statements, without
 
 import simattn
 from kernels import flash_sm90 as module
@@ -21,7 +17,8 @@ from kernels._cuda import SIMULATOR
 from kernels.emulated import attention
 from kernels.emulator import KernelFaultError, Placed
 from kernels.emulator.warp import Warp
-from kernels.sm90_layout import LAYOUTS, Sm90Layout, layout_for, takes
+from kernels.mma_layout import takes
+from kernels.sm90_layout import LAYOUTS, Sm90Layout, layout_for
 from kernels.sm90_schedule import END
 from simattn import exact
 
@@ -263,29 +260,10 @@ def test_scores_of_minus_infinity_weigh_nothing(least):
 
 # ---- each barrier and wait is needed -------------------------------------------------------------
 
-FILES = {x: Path(x.__file__).read_text().splitlines() for x in (module, sm90_tiles)}
-ORDER = re.compile(
-    r" +(cuda\.sync\w+|mbar_\w+|fence_async|wgmma_fence|wait_\w+|stores_\w+|release)\("
-)  # not the turns, which save time and order nothing
-ORDERS = [
-    (file, i) for file, lines in FILES.items() for i, line in enumerate(lines) if ORDER.match(line)
-]
-
-
-def without(file, line: int, folder: Path):
-    """A module of the kernel, less one statement."""
-    name, lines = f"kernels.less_line_{line}", FILES[file]
-    path = folder / f"less_line_{line}.py"
-    indent = re.match(" *", lines[line]).group()
-    path.write_text("\n".join([*lines[:line], f"{indent}pass", *lines[line + 1 :]]))
-    spec = importlib.util.spec_from_file_location(name, path)
-    mutant = importlib.util.module_from_spec(spec)
-    sys.modules[name] = mutant
-    try:
-        spec.loader.exec_module(mutant)
-    finally:
-        del sys.modules[name]
-    return mutant
+ORDERS = statements(  # not the turns, which save time and order nothing
+    r" +(cuda\.sync\w+|mbar_\w+|fence_async|wgmma_fence|wait_\w+|stores_\w+|release)\(",
+    module, sm90_tiles,
+)  # fmt: skip
 
 
 LEAST = small(16, 16, block_k=16, early=1, q_stages=1)
@@ -327,9 +305,7 @@ def is_found(kernel, copies) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    ("file", "line"), ORDERS, ids=[FILES[file][i].strip().split("#")[0] for file, i in ORDERS]
-)
+@pytest.mark.parametrize(("file", "line"), ORDERS)
 def test_no_barrier_or_wait_can_be_left_out(file, line, tmp_path, monkeypatch):
     mutant = without(file, line, tmp_path)
     if file is sm90_tiles:

@@ -241,7 +241,6 @@ def remembered(monkeypatch, statistics=("L",), grid=3):
         tensors.Tensor(name, "torch", 4096, (1, 5, 8), (40, 8, 1), "float16", 2, 0, None)
         for name in ("q", "k", "v", "out")
     ]
-    monkeypatch.setattr(driver, "is_current", lambda device: False)
     monkeypatch.setattr(driver, "on_device", lambda device: contextlib.nullcontext())
     repeats.remember("key", plan, launches, views)
     return repeats.find("key"), launches

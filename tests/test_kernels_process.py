@@ -42,7 +42,7 @@ def test_kernels_under_the_simulator() -> None:
 
 @needs_numba
 def test_doctests() -> None:
-    modules = ("_cuda", "cli", "counters", "cache", "layout", "problem", "tensors", "traffic")
+    modules = ("_cuda", "counters", "cache", "layout", "problem", "tensors", "traffic")
     done = run_simulated(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules",
         *(f"kernels/{module}.py" for module in modules),

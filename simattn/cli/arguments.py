@@ -97,6 +97,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(2)
 
 
+def joined(words: Iterable[str]) -> list[str]:
+    """The words, with values that look like options joined to theirs.
+
+    >>> joined(["plan", "--window", "-1,0", "--lse"])
+    ['plan', '--window=-1,0', '--lse']
+    """
+    found: list[str] = []
+    for word in words:
+        looks = found and re.match(r"-([\d.,]|inf|nan)", word)
+        if looks and re.fullmatch(r"--[a-z-]+", found[-1]):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
 def complain(prog: str, message: str) -> int:
     """One line on standard error, whatever the message holds."""
     print(f"{prog}: {' '.join(message.split())}", file=sys.stderr)

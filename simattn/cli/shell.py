@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 
 import simattn
 from simattn.cli import bench, compare, devices, figures, plan, plot, softmax, trace
-from simattn.cli.arguments import Add, Parser, UsageError, complain
+from simattn.cli.arguments import Add, Parser, UsageError, complain, joined
 from simattn.report import FORMATS, Report, render
 
 COMMANDS: tuple[Callable[[Add], None], ...] = (
@@ -58,13 +57,7 @@ def with_command(argv: Sequence[str]) -> list[str]:
     words = list(argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "compare")
-    joined = words[:1]
-    for word in words[1:]:
-        if re.match(r"-([\d.,]|inf|nan)", word) and re.fullmatch(r"--[a-z-]+", joined[-1]):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
+    return joined(words)
 
 
 # Output and exit codes
