@@ -86,7 +86,9 @@ def _peers(args: argparse.Namespace) -> int:
     from .peers import main
 
     need_gpu()
-    return main(widths=args.d, rows=args.n, dtypes=args.dtype, json_path=args.json)
+    return main(
+        variant=args.variant, widths=args.d, rows=args.n, dtypes=args.dtype, json_path=args.json
+    )
 
 
 def _tune(args: argparse.Namespace) -> int:
@@ -184,6 +186,9 @@ def _parser() -> argparse.ArgumentParser:
             timed.add_argument(
                 f"--{name}", type=kind, default=default, help=f"default {shown_default}"
             )
+    peers.add_argument(
+        "--variant", choices=TENSOR_CORES, help="default: the kernel that flash_attention chooses"
+    )
     peers.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
 
     counters = commands.add_parser(

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+MOST_STREAMS = 64  # that arguments are ready for
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -42,20 +44,37 @@ class Loaded:
 
     def launch(self, grid: int, stream: int, arguments: Arguments) -> None:
         """Queue it on a stream of the current context."""
-        status = direct().cuLaunchKernel(
-            self.handle, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, None,
-            arguments.address,
-        )  # fmt: skip
+        configuration = arguments.configurations.get((grid, stream))
+        if configuration is None:
+            if len(arguments.configurations) >= MOST_STREAMS:
+                arguments.configurations.clear()
+            configuration = arguments.configurations[grid, stream] = Configuration(
+                grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream
+            )
+        status = direct().cuLaunchKernelEx(
+            ctypes.addressof(configuration), self.handle, None, arguments.address
+        )
         if status:
             check((status,))
+
+
+class Configuration(ctypes.Structure):
+    """CUlaunchConfig: in one place, it takes less time than cuLaunchKernel's many arguments."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z")),
+        *((name, ctypes.c_uint) for name in ("block_x", "block_y", "block_z", "shared_bytes")),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
 
 
 class Arguments:
     """A kernel's arguments in one buffer. The driver copies it at each launch."""
 
-    __slots__ = ("_buffer", "_extra", "_size", "address")
+    __slots__ = ("_buffer", "_extra", "_size", "address", "configurations")
 
     def __init__(self, packed: bytes) -> None:
+        self.configurations: dict[tuple[int, int], Configuration] = {}  # by grid and stream
         self._buffer = ctypes.create_string_buffer(packed, len(packed))
         self._size = ctypes.c_size_t(len(packed))
         buffer, size = ctypes.addressof(self._buffer), ctypes.addressof(self._size)
@@ -129,7 +148,7 @@ def _pushed(device: int) -> Iterator[None]:
 def is_current(device: int) -> bool:
     """Whether the device's primary context is this thread's."""
     current = ctypes.c_void_p()
-    direct().cuCtxGetCurrent(ctypes.byref(current))
+    direct().cuCtxGetCurrent(ctypes.addressof(current))  # a number: byref takes longer
     return current.value == _address(device)
 
 
@@ -214,7 +233,7 @@ def direct() -> Any:
     driver()
     library = ctypes.CDLL("libcuda.so.1")
     number, pointer = ctypes.c_uint32, ctypes.c_void_p
-    library.cuLaunchKernel.argtypes = (pointer, *[number] * 7, pointer, pointer, pointer)
+    library.cuLaunchKernelEx.argtypes = (pointer, pointer, pointer, pointer)
     library.cuCtxGetCurrent.argtypes = (pointer,)
     library.cuTensorMapEncodeTiled.argtypes = (
         pointer, number, number, *[pointer] * 5, *[number] * 4,

@@ -22,6 +22,11 @@ D and E are the widths rounded up to whole matrices, W the larger; columns past 
 shared memory only, as zeros. m is in base 2: P = 2**(S c - m) with c = scale log2(e); for float32
 m c takes the place of m.
 
+Softmax is the same for any m, if 2**(S c - m) neither overflows nor vanishes. So in 16-bit types a
+tile that all of a warp's rows see is weighed with the maxima of the tiles before, unseen; if a
+lane's sum passes `LIMIT`, the warp computes its scores again, and new maxima. The result differs by
+rounding alone: P has as many bits at `LIMIT` as at 1.
+
 A hidden key's V meets weight 0 in the product, which is not enough if it is infinite or NaN, and
 infinities do not survive splitting into TF32: a warp that ends with such a value in a sum computes
 its rows again, ``exactly``, key by key. Then it reads more than the closed form says.
@@ -37,11 +42,9 @@ tiles, ``mma_tiles.py`` for the words.
 
 from __future__ import annotations
 
-import numpy as np
-
 from ._cuda import cuda, types, word
 from .mma_layout import CHUNK_BYTES, MmaLayout
-from .mma_tiles import LOG2E, words
+from .mma_tiles import LOG2E, ONE, SMALLEST, ZERO, quotient, words
 from .ptx import (
     anew,
     ballot,
@@ -55,18 +58,17 @@ from .ptx import (
     unroll_loops,
 )
 
-ZERO, ONE = np.float32(0), np.float32(1)
-SMALLEST = np.float32(2.0**-126)  # below it float32 products are flushed to 0
-
 
 def flash_mma(layout: MmaLayout, dtype: str):
     """The kernel of this shape. Grid: batch x heads x row tiles, in one dimension."""
     w = words(layout, dtype)
     fetch_Q, fetch_K, fetch_V = w.fetch_Q, w.fetch_K, w.fetch_V
     start_Q, start_K, start_V = w.start_Q, w.start_K, w.start_V
-    reset, scores, scale_first, hide, weigh = w.reset, w.scores, w.scale_first, w.hide, w.weigh
+    reset, scores, scale_first, hide = w.reset, w.scores, w.scale_first, w.hide
+    raise_maxima, exponentials, fits, add_tile = w.raise_maxima, w.exponentials, w.fits, w.add_tile
     accumulate, add_sums, strange, exactly = w.accumulate, w.add_sums, w.strange, w.exactly
     store, store_L = w.store, w.store_L
+    FAST = layout.itemsize == 2  # maxima are reused
     Br, Bc, MT, ROWS = layout.block_q, layout.block_k, layout.row_tiles, 16 * layout.row_tiles
     NT, ET, E32 = Bc // 8, layout.e // 8, -(-layout.e // 32)
     ITEM, A_SHAPE = layout.itemsize, w.A_shape
@@ -78,6 +80,17 @@ def flash_mma(layout: MmaLayout, dtype: str):
     def at_row(address, strides, batch, head, row):
         return address + u64((batch * strides[0] + head * strides[1] + row * strides[2]) * ITEM)
 
+    @word
+    def place(n, heads, group):
+        """The block's batch, head and key head, and its first row: the longest tile first."""
+        n, heads, group = i32(anew(u32(n))), i32(anew(u32(heads))), i32(anew(u32(group)))
+        Tr, program = quotient(i32(n + (Br - 1)), Br), i32(cuda.blockIdx.x)
+        bh = quotient(program, Tr)  # batch and head as one
+        batch = quotient(bh, heads)
+        head = i32(bh - batch * heads)
+        i0 = i32((Tr - 1 - i32(program - bh * Tr)) * Br)
+        return batch, head, quotient(head, group), i0
+
     def flash_mma_kernel(
         q, k, v, O, L, q_strides, k_strides, v_strides, O_strides,
         n, s, d, e, heads, group, left, right, scale, want_L,
@@ -88,33 +101,30 @@ def flash_mma(layout: MmaLayout, dtype: str):
         A = cuda.local.array(A_SHAPE, types.uint32)  # mma's left operand
         m = cuda.local.array((MT, 2), types.float32)
         l = cuda.local.array((MT, 2), types.float32)
+        sums = cuda.local.array((MT, 2), types.float32)
         base = shared_address(smem)
         tid = i32(cuda.threadIdx.x)
         row0, lane = i32((tid >> 5) * ROWS), i32(tid & 31)  # the warp's first row of the tile
 
         # Registers are what limits this kernel: 32 bits wherever they are enough, and ``anew``
         # where the compiler would keep what it can have again at no cost.
-        n, s, d, e = i32(n), i32(s), i32(d), i32(e)
-        Tr = i32((n + Br - 1) // Br)
-        program = i32(cuda.blockIdx.x)
-        bh = i32(program // Tr)  # batch and head as one
-        batch, head = i32(bh // heads), i32(bh % heads)
-        i0 = i32((Tr - 1 - program % Tr) * Br)  # the last row tile, the longest one, first
-        rows = i32(min(Br, n - i0))
+        n, s, d, e, heads, group = i32(n), i32(s), i32(d), i32(e), i32(heads), i32(group)
+        batch, head, kv_head, i0 = place(n, heads, group)
+        rows = min(i32(Br), i32(n - i0))
         see_from = i32(anew(u32(i0 + s - n - left)))  # row r of the tile sees the keys
         see_to = i32(anew(u32(i0 + s - n + right)))  # see_from + r .. see_to + r
-        j0 = i32(anew(u32(max(0, see_from) // Bc * Bc)))
-        end = i32(anew(u32(min(s, see_to + rows))))
+        j0 = i32(anew(u32(quotient(max(i32(0), see_from), Bc) * Bc)))
+        end = i32(anew(u32(min(s, i32(see_to + rows)))))
 
         q_row, k_row, v_row = (  # in bytes
             u64(q_strides[2] * ITEM), u64(k_strides[2] * ITEM), u64(v_strides[2] * ITEM),
         )  # fmt: skip
         Q_from = at_row(q, q_strides, batch, head, i0) + start_Q(q_row, tid)
-        K_from = at_row(k, k_strides, batch, i32(head // group), j0) + start_K(k_row, tid)
-        V_from = at_row(v, v_strides, batch, i32(head // group), j0) + start_V(v_row, tid)
+        K_from = at_row(k, k_strides, batch, kv_head, j0) + start_K(k_row, tid)
+        V_from = at_row(v, v_strides, batch, kv_head, j0) + start_V(v_row, tid)
         fetch_Q(base, Q_from, q_row, rows, d, tid)
         if j0 < end:
-            keys = i32(min(Bc, s - j0))
+            keys = min(i32(Bc), i32(s - j0))
             fetch_K(u32(base + K0), K_from, k_row, keys, d, tid)
             fetch_V(u32(base + V0), V_from, v_row, keys, e, tid)
         cp_async_commit()
@@ -122,7 +132,7 @@ def flash_mma(layout: MmaLayout, dtype: str):
 
         c = fmul(scale, LOG2E)  # P = 2**(S c - m)
         factor = c if c >= SMALLEST else ONE  # else scores are scaled before they are hidden
-        stage = u32(0)
+        stage, opens = u32(0), i32(1)
         while j0 < end:
             cp_async_wait_0()
             cuda.syncthreads()  # write-read: this tile's K and V, at first Q. read-write: the other
@@ -132,22 +142,34 @@ def flash_mma(layout: MmaLayout, dtype: str):
                 tid = i32(anew(u32(cuda.threadIdx.x)))
                 K_from += u64(Bc) * k_row
                 V_from += u64(Bc) * v_row
-                keys = i32(min(Bc, s - following))
+                keys = min(i32(Bc), i32(s - following))
                 other = u32(base + (STAGE - stage))
                 fetch_K(u32(other + K0), K_from, k_row, keys, d, tid)
                 fetch_V(u32(other + V0), V_from, v_row, keys, e, tid)
             cp_async_commit()
 
-            keys = i32(min(Bc, s - j0))
+            keys = min(i32(Bc), i32(s - j0))
             first, last = i32(see_from - j0), i32(see_to - j0)  # counted from the tile's first key
             thread = i32(anew(u32(tid)))
             row0, lane = i32((thread >> 5) * ROWS), i32(thread & 31)
             scores(S, A, u32(base + row0 * Q_PITCH), u32(base + K0 + stage), lane)
-            if factor == ONE:
-                scale_first(S, scale)
-            if keys < Bc or first + row0 + ROWS - 1 > 0 or last + row0 < Bc - 1:
-                hide(S, first, last, keys, i32(row0 + (lane >> 2)), i32((lane & 3) * 2))
-            weigh(m, l, acc, S, factor)
+            masked = keys < Bc or i32(first + row0) > 1 - ROWS or i32(last + row0) < Bc - 1
+            if FAST and not masked and opens == 0 and factor != ONE:
+                if fits(m, sums, S, factor):
+                    add_tile(l, sums)
+                else:  # S is lost, and m was too small
+                    lane = i32(anew(u32(lane)))
+                    scores(S, A, u32(base + row0 * Q_PITCH), u32(base + K0 + stage), lane)
+                    raise_maxima(m, l, acc, S, factor)
+                    exponentials(m, l, S, factor)
+            else:
+                opens = i32(0)
+                if factor == ONE:
+                    scale_first(S, scale)
+                if masked:
+                    hide(S, first, last, keys, i32(row0 + (lane >> 2)), i32((lane & 3) * 2))
+                raise_maxima(m, l, acc, S, factor)
+                exponentials(m, l, S, factor)
             accumulate(acc, A, S, l, u32(base + V0 + stage), i32(anew(u32(lane))))
             stage = u32(STAGE - stage)
             j0 = following
@@ -156,14 +178,11 @@ def flash_mma(layout: MmaLayout, dtype: str):
         cuda.syncthreads()  # read-write: Q, whose place O takes. write-write, if no tile was seen
 
         row0, lane = i32((tid >> 5) * ROWS), i32(tid & 31)
-        program = i32(anew(u32(cuda.blockIdx.x)))
-        bh = i32(program // Tr)
-        batch, head = i32(bh // heads), i32(bh % heads)
-        i0 = i32((Tr - 1 - program % Tr) * Br)
-        rows = i32(min(Br, n - i0))
+        batch, head, kv_head, i0 = place(n, heads, group)
+        rows = min(i32(Br), i32(n - i0))
         O_row = u64(O_strides[2] * ITEM)
         O = at_row(O, O_strides, batch, head, i0)
-        L += (u64(bh) * u64(n) + u64(i0)) * u64(4)
+        L += (u64(batch * heads + head) * u64(n) + u64(i0)) * u64(4)
 
         add_sums(m, l, factor)
         mark = strange(acc, l)
@@ -176,8 +195,8 @@ def flash_mma(layout: MmaLayout, dtype: str):
             q_row = u64(q_strides[2] * ITEM)
             k_row, v_row = u64(k_strides[2] * ITEM), u64(v_strides[2] * ITEM)
             q = at_row(q, q_strides, batch, head, i0)
-            k = at_row(k, k_strides, batch, i32(head // group), i32(0))
-            v = at_row(v, v_strides, batch, i32(head // group), i32(0))
+            k = at_row(k, k_strides, batch, kv_head, i32(0))
+            v = at_row(v, v_strides, batch, kv_head, i32(0))
             see_from, see_to = i32(i0 + s - n - left), i32(i0 + s - n + right)
             for r in range(row0, min(rows, row0 + ROWS)):
                 exactly(

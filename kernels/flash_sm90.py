@@ -60,7 +60,7 @@ Read next: ``sm90_tiles.py``, the words.
 from __future__ import annotations
 
 from ._cuda import cuda, types, word
-from .mma_tiles import LOG2E, ZERO, log_sum
+from .mma_tiles import LIMIT, LOG2E, ZERO, log_sum, quotient
 from .ptx import (
     anew,
     ballot,
@@ -101,7 +101,7 @@ from .ptx_hopper import (
 )
 from .sm90_layout import BLOCK_COLUMNS, GROUP_ROWS, ROW_BYTES, WARP_ROWS, Sm90Layout
 from .sm90_schedule import END
-from .sm90_tiles import LIMIT, SHORT, words
+from .sm90_tiles import SHORT, words
 
 PAIR = 256  # threads at a named barrier: who had the tensor cores, and who is next
 
@@ -120,7 +120,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
     Br, Bc, G, WARPS = layout.block_q, layout.block_k, layout.groups, 4 * layout.groups
     NT, EARLY = Bc // 8, layout.early
     S_SIZE, P_SIZE, O_SIZE, E32 = Bc // 2, Bc // 4, layout.e // 2, -(-layout.e // 32)
-    FAST = layout.maxima == "fast"
+    FAST, KEEPS_Q = layout.maxima == "fast", layout.d <= 192  # wider, there is no register for it
     Q_STAGES, STAGES, N_SLOTS = layout.q_stages, layout.stages, layout.slots
     DB, EB, OB = layout.d_blocks, layout.e_blocks, layout.O_blocks
     Q_BYTES, K_BYTES, V_BYTES = layout.Q_bytes, layout.K_bytes, layout.V_bytes
@@ -136,15 +136,15 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
     @word
     def after(stage, turn, stages):
         """The next stage of a ring, and its turn: the parity of its mbarriers' phase."""
-        stage += i32(1)
-        if stage == stages:
-            stage = i32(0)
-            turn ^= i32(1)
-        return stage, turn
+        following = i32(stage + 1)
+        if following == stages:
+            return i32(0), i32(turn ^ 1)
+        return following, turn
 
     @word
     def after_slot(slot):
-        return i32(slot + 1 if slot + 1 < N_SLOTS else 0)
+        following = i32(slot + 1)
+        return following if following < N_SLOTS else i32(0)
 
     @word
     def tiles(i0, n, s, left, right):
@@ -152,11 +152,12 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
 
         Queries that see nothing get one past the end: zeros, which no copy fetches, and hidden.
         """
-        begin = i32(max(0, i0 + s - n - left))
-        end = i32(min(s, i0 + s - n + right + min(Br, n - i0)))
+        begin = max(i32(0), i32(i0 + s - n - left))
+        end = min(s, i32(i0 + s - n + right + min(i32(Br), i32(n - i0))))
         if end <= begin:
-            return i32(s // Bc + 1), i32(s // Bc + 2)
-        return i32(begin // Bc), i32((end + Bc - 1) // Bc)
+            blind = quotient(s, Bc)
+            return i32(blind + 1), i32(blind + 2)
+        return quotient(begin, Bc), quotient(i32(end + (Bc - 1)), Bc)
 
     # ---- the producer
 
@@ -166,7 +167,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         index = ld_global_b32(entry)
         if index == u32(END):
             return i32(-1), i32(0), i32(0)
-        Tr = u32((n + Br - 1) // Br)
+        Tr = u32(quotient(i32(n + (Br - 1)), Br))
         bh = u32(index // Tr)
         batch = u32(bh // u32(heads))
         return i32(u32(index - bh * Tr) * u32(Br)), i32(bh - batch * u32(heads)), i32(batch)
@@ -215,18 +216,18 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
             q_stage, q_turn = after(q_stage, q_turn, Q_STAGES)
             slot = after_slot(slot)
             first, t = tiles(i0, n, s, left, right)
-            kv_head, kv_batch = i32(head // group), batch
-            t -= i32(1)
+            kv_head, kv_batch = quotient(head, group), batch
+            t = i32(t - 1)
             copy_tile(base, K_map, V_map, i32(t * Bc), kv_head, kv_batch, stage, turn)
             stage, turn = after(stage, turn, STAGES)
 
             entry += u64(4)  # the next item: while it is far away, its share of the head's K and V
             i0, head, batch = item(entry, n, heads)
             if i0 >= 0:
-                share = i32(max(0, i0 + s - n) // Bc * Bc)
-                copy_ahead(Q_map, K_map, V_map, i0, share, head, i32(head // group), batch)
+                share = i32(quotient(max(i32(0), i32(i0 + s - n)), Bc) * Bc)
+                copy_ahead(Q_map, K_map, V_map, i0, share, head, quotient(head, group), batch)
             while t > first:
-                t -= i32(1)
+                t = i32(t - 1)
                 copy_tile(base, K_map, V_map, i32(t * Bc), kv_head, kv_batch, stage, turn)
                 stage, turn = after(stage, turn, STAGES)
         mbar_wait(u32(base + EMPTY_Q + 8 * q_stage), q_turn)  # read-write: an old slot
@@ -331,7 +332,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         q_strides, k_strides, v_strides, O_strides = strides
         i0, head, batch = item(entry, n, heads)
         while i0 >= 0:
-            kv_head = head // group
+            kv_head = quotient(head, group)
             k_head = k + u64(batch * k_strides[0] + kv_head * k_strides[1]) * u64(2)
             v_head = v + u64(batch * v_strides[0] + kv_head * v_strides[1]) * u64(2)
             for i in range(i0 + row0, min(n, i0 + row0 + WARP_ROWS)):
@@ -361,7 +362,8 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         lane = i32(tid & 31)
         warp = i32(shfl_idx(u32(tid >> 5), 0))  # from one lane, as in ``take``
         warpgroup = i32(warp >> 2)
-        n, s, left, right = i32(n), i32(s), i32(left), i32(right)
+        n, s, heads, group = i32(n), i32(s), i32(heads), i32(group)
+        left, right = i32(left), i32(right)
         if tid == 0:
             for i in range(Q_STAGES):
                 mbar_init(u32(base + FULL_Q + 8 * i), 1)
@@ -378,7 +380,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
             give_registers()
             if warp == WARPS and lane == 0:
                 entry = schedule + u64(cuda.blockIdx.x) * u64(length) * u64(4)
-                produce(base, Q_map, K_map, V_map, entry, n, s, i32(heads), i32(group), left, right)
+                produce(base, Q_map, K_map, V_map, entry, n, s, heads, group, left, right)
         else:
             take_registers()
             S = cuda.local.array(S_SIZE, types.float32)
@@ -391,9 +393,11 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
             m_before = cuda.local.array(2, types.float32)
             l_before = cuda.local.array(2, types.float32)
             y = cuda.local.array(E32, types.float32)
-            Q = u32((u32(base + warpgroup * GROUP_BLOCK) & u32(0x3FFFF)) >> u32(4))  # in chunks
-            K = u32((u32(base + K0) & u32(0x3FFFF)) >> u32(4))
-            V = u32((u32(base + V0) & u32(0x3FFFF)) >> u32(4))
+            chunks = u32(u32(base) >> u32(4))  # products count addresses in chunks of 16 bytes
+            Q = u32(chunks + warpgroup * (GROUP_BLOCK >> 4))
+            if KEEPS_Q:  # from one lane, as in ``take``: else it is computed again for each tile
+                Q = u32(shfl_idx(Q, 0))
+            K, V = u32(chunks + (K0 >> 4)), u32(chunks + (V0 >> 4))
             c = fmul(scale, LOG2E)  # P = 2**(S c - m)
             if warpgroup == G - 1:
                 pass_turn(warp)
@@ -409,7 +413,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
             pass_turn(warp)
             wait_first_S(S)
             release(u32(base + EMPTY_K + 8 * stage), lane)
-            t -= i32(1)
+            t = i32(t - 1)
             reset(m, l)
             row, key = i32(i0 + first_row(warp)), i32(t * Bc)
             look(S, m, l, shrink, row, key, n, s, left, right, scale, lane)
@@ -421,9 +425,10 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
             while True:
                 # The tiles that all rows of the warpgroup see are ``begin`` .. ``end`` - 1.
                 see = i32(i0 + s - n + warpgroup * GROUP_ROWS)
-                begin = i32(max(first, (see - left + GROUP_ROWS - 1 + Bc - 1) // Bc))
-                end = i32(min(s, see + right + 1) // Bc)
-                begin = i32(begin if t <= end else t)
+                whole = max(i32(0), i32(see - left + (GROUP_ROWS - 1 + Bc - 1)))
+                begin = max(first, quotient(whole, Bc))
+                end = quotient(max(i32(0), min(s, i32(see + right + 1))), Bc)
+                begin = begin if t <= end else t
                 while FAST and begin < t:
                     mbar_wait(u32(base + FULL_K + 8 * stage), turn)  # write-read: K
                     await_turn(warp)
@@ -433,7 +438,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
                     begin_output(acc, P, u32(V + held * (V_BYTES >> 4)))
                     pass_turn(warp)
                     wait_S(S)
-                    t -= i32(1)
+                    t = i32(t - 1)
                     for i in range(4):
                         sums[i] = ZERO
                     exponentials(S, sums, 0, EARLY, m[0], m[1], c)
@@ -479,7 +484,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
                 pass_turn(warp)
                 wait_S(S)
                 release(u32(base + EMPTY_K + 8 * stage), lane)
-                t -= i32(1)
+                t = i32(t - 1)
                 row, key = i32(i0 + first_row(warp)), i32(t * Bc)
                 look(S, m, l, shrink, row, key, n, s, left, right, scale, lane)
                 mbar_wait(u32(base + FULL_V + 8 * stage), turn)  # write-read: V

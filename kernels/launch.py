@@ -88,10 +88,11 @@ def flash_attention(
     """
     key = None
     if stream is block_q is block_k is None:
-        options = is_causal, return_lse, variant, softcap
-        key = repeats.key((q, k, v, out), options, scale, window_size)
+        key, addresses = repeats.key(
+            q, k, v, out, is_causal, return_lse, variant, softcap, scale, window_size
+        )
         repeat = repeats.find(key)
-        if repeat is not None and (answer := repeat(q, k, v, out)) is not None:
+        if repeat is not None and (answer := repeat.launch(q, out, addresses)) is not None:
             return answer
     call = _Call.of(
         q, k, v, is_causal=is_causal, scale=scale, window_size=window_size, softcap=softcap,

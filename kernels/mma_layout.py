@@ -113,11 +113,12 @@ class MmaLayout:
 
     @property
     def mma_count(self) -> int:
-        """Tensor-core instructions in the code: those of one tile, a warp. float32 takes three
-        products for one, of half the depth, and one for the last bit of V.
+        """Tensor-core instructions in the code: those of one tile, a warp; S is there once more, to
+        compute it again. float32 takes three products for one, of half the depth, and one for the
+        last bit of V.
         """
         if self.itemsize == 2:
-            QK = self.block_k // 8 * (self.d // 16)
+            QK = 2 * (self.block_k // 8) * (self.d // 16)
             PV = self.e // 8 * (self.block_k // 16)
         else:
             QK = 3 * (self.block_k // 8) * self.turn
@@ -131,12 +132,7 @@ def takes(d: int, e: int) -> bool:
 
 
 def layout_for(
-    d: int,
-    e: int,
-    *,
-    is_causal: bool = False,
-    itemsize: int = 2,
-    capability: tuple[int, int] = (9, 0),
+    d: int, e: int, *, itemsize: int = 2, capability: tuple[int, int] = (9, 0)
 ) -> MmaLayout:
     """The shape that is fastest for these widths, as far as `LAYOUTS` knows.
 
@@ -146,41 +142,40 @@ def layout_for(
     """
     whole_d, whole_e = (16, 16) if itemsize == 2 else (8, 32)
     d, e = round_up(d, whole_d), round_up(e, whole_e)
-    for widest_d, widest_e, dense, causal in LAYOUTS[itemsize, capability >= (9, 0)]:
+    for widest_d, widest_e, shape in LAYOUTS[itemsize, capability >= (9, 0)]:
         if d <= widest_d and e <= widest_e:
-            warps, row_tiles, block_k, min_blocks = causal if is_causal else dense
-            return MmaLayout(d, e, warps, row_tiles, block_k, min_blocks, itemsize)
+            return MmaLayout(d, e, *shape, itemsize=itemsize)
     raise ValueError(f"d, e: widths {d} and {e} must be at most {WIDEST}")
 
 
 # Bytes of an element, and whether the device is an sm_90 up, with 227 KiB of shared memory a block;
 # the others have at least 99. Then the largest d and e, and warps, row tiles a warp, Bc, blocks an
-# SM: without a mask, and causal. The first row that fits is taken. A lane holds MT * (Bc + e) / 2
-# sums in its 255 registers.
+# SM. The first row that fits is taken. A lane holds MT * (Bc + e) / 2 sums in its 255 registers.
 LAYOUTS = {
     (2, True): (
-        (64, 64, (4, 2, 64, 2), (4, 2, 64, 2)),
-        (128, 64, (8, 2, 64, 1), (4, 2, 64, 1)),
-        (128, 112, (8, 2, 32, 1), (4, 2, 32, 1)),
-        (112, 128, (8, 2, 32, 1), (4, 2, 32, 1)),
-        (128, 128, (8, 2, 64, 1), (4, 2, 64, 1)),
-        (192, 192, (8, 1, 64, 1), (4, 1, 64, 1)),
-        (256, 256, (8, 1, 32, 1), (4, 1, 32, 1)),
+        (64, 64, (4, 2, 64, 2)),
+        (128, 64, (4, 2, 64, 1)),
+        (112, 96, (4, 2, 64, 1)),
+        (128, 112, (4, 2, 32, 1)),
+        (112, 128, (4, 2, 32, 1)),
+        (128, 128, (4, 2, 64, 1)),
+        (192, 192, (8, 1, 64, 1)),
+        (256, 256, (4, 1, 32, 1)),
     ),
     (2, False): (
-        (64, 64, (4, 2, 64, 2), (4, 2, 64, 2)),
-        (128, 128, (4, 2, 32, 1), (4, 2, 32, 1)),
-        (192, 192, (4, 1, 32, 1), (4, 1, 32, 1)),
-        (256, 256, (4, 1, 32, 1), (4, 1, 32, 1)),
+        (64, 64, (4, 2, 64, 2)),
+        (128, 128, (4, 2, 32, 1)),
+        (192, 192, (4, 1, 32, 1)),
+        (256, 256, (4, 1, 32, 1)),
     ),
     (4, True): (
-        (64, 64, (4, 2, 32, 2), (4, 2, 32, 2)),
-        (128, 128, (4, 1, 32, 2), (4, 1, 32, 2)),
-        (256, 256, (4, 1, 16, 1), (4, 1, 16, 1)),
+        (64, 64, (4, 2, 32, 2)),
+        (128, 128, (4, 1, 32, 2)),
+        (256, 256, (4, 1, 16, 1)),
     ),
     (4, False): (
-        (64, 64, (4, 2, 32, 1), (4, 2, 32, 1)),
-        (128, 128, (4, 1, 32, 1), (4, 1, 32, 1)),
-        (256, 256, (2, 1, 16, 1), (2, 1, 16, 1)),
+        (64, 64, (4, 2, 32, 1)),
+        (128, 128, (4, 1, 32, 1)),
+        (256, 256, (2, 1, 16, 1)),
     ),
 }

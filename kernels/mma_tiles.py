@@ -63,11 +63,20 @@ from .ptx import (
 )
 
 ZERO, ONE, INF = np.float32(0), np.float32(1), np.float32(np.inf)
+SMALLEST = np.float32(2.0**-126)  # below it float32 products are flushed to 0
+LOWEST = np.float32(np.finfo(np.float32).min)  # m of a row that has seen nothing
+LIMIT = np.float32(4096)  # of a lane's sum in a row of a tile: P is finite in float16
 LOG2E, LN2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
 ARITHMETIC = {
     "float16": (mma_f16, pack_f16, widen_f16),
     "bfloat16": (mma_bf16, pack_bf16, widen_bf16),
 }
+
+
+@word
+def quotient(x, y):
+    """x // y of numbers that are not negative, in 32 bits: Numba's own takes 64."""
+    return i32(u32(x) // u32(y))
 
 
 @word
@@ -87,7 +96,8 @@ def fetcher(layout: MmaLayout, tile_rows: int, width: int, swizzle: Swizzle):
     @word
     def start(row_bytes, tid):
         """From a tile's first byte to the first that this thread copies."""
-        return u64(tid // ACROSS) * row_bytes + u64(tid % ACROSS * CHUNK_BYTES)
+        thread = u32(tid)
+        return u64(thread // u32(ACROSS)) * row_bytes + u64(thread % u32(ACROSS)) * u64(CHUNK_BYTES)
 
     @word
     def fetch(buffer, source, row_bytes, rows, width, tid):
@@ -95,13 +105,14 @@ def fetcher(layout: MmaLayout, tile_rows: int, width: int, swizzle: Swizzle):
 
         ``source`` is this thread's, see ``start``. What is past the tensor is not read.
         """
-        chunk = i32(tid % ACROSS)
-        first = i32(tid // ACROSS)
+        thread = u32(tid)
+        chunk, first = i32(thread % u32(ACROSS)), i32(thread // u32(ACROSS))
+        inside = i32(chunk * CHUNK) < width
         if chunk < CHUNKS:
             for i in range(TIMES):
                 r = i32(first + i * DOWN)
                 place = i32((chunk ^ ((r >> SHIFT) & MASK)) << 4)
-                size = u32(16) if r < rows and chunk * CHUNK < width else u32(0)
+                size = u32(16) if r < rows and inside else u32(0)
                 cp_async_16(u32(buffer + r * PITCH + place), source, size)
                 source += u64(DOWN) * row_bytes
         unroll_loops()
@@ -143,10 +154,10 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
 
     @word
     def reset(m, l, acc):
-        """Rows that have seen nothing: m = -inf, l = 0, acc = 0."""
+        """Rows that have seen nothing: m = LOWEST, l = 0, acc = 0."""
         for i in range(MT):
             for h in range(2):
-                m[i, h] = -INF
+                m[i, h] = LOWEST
                 l[i, h] = ZERO
             for j in range(ET):
                 for c in range(4):
@@ -169,7 +180,7 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
             for h in range(2):
                 r = row + 16 * i + 8 * h
                 low = i32(first + r - column)  # counted from this lane's first column
-                high = i32(min(last + r, keys - 1) - column)
+                high = i32(min(i32(last + r), i32(keys - 1)) - column)
                 for j in range(NT):
                     for u in range(2):
                         if 8 * j + u < low or 8 * j + u > high:
@@ -177,11 +188,9 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
         unroll_loops()
 
     @word
-    def weigh(m, l, acc, S, factor):
-        """The online softmax: new m, P = 2**(S factor - m) in S's place, l and acc rescaled.
+    def raise_maxima(m, l, acc, S, factor):
+        """m of all that was seen and of this tile, l and acc rescaled; m is one in a row's lanes.
 
-        While a row has seen nothing its m is -inf, and its scores are shifted by 0: -inf - (-inf)
-        is not a number. l stays this lane's part of the sum; m is the same in a row's four lanes.
         float32 keeps m in units of S: then the largest weight is 1 to the last bit.
         """
         for i in range(MT):
@@ -192,21 +201,52 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
                 top = fmax(top, shfl_xor(top, 1))
                 top = fmax(top, shfl_xor(top, 2))
                 m_new = fmax(m[i, h], top if RAW else fmul(top, factor))
-                shift = ZERO if m_new == -INF else m_new
-                shrink = fadd(m[i, h], -shift)
+                shrink = fadd(m[i, h], -m_new)
                 rescale = ex2(fmul(shrink, factor) if RAW else shrink)
                 m[i, h] = m_new
-                total = ZERO
-                for j in range(NT):
-                    for c in range(2):
-                        x = S[i, j, 2 * h + c]
-                        p = ex2(fmul(fadd(x, -shift), factor) if RAW else fma(x, factor, -shift))
-                        S[i, j, 2 * h + c] = p
-                        total += p
-                l[i, h] = fma(l[i, h], rescale, total)
+                l[i, h] = fmul(l[i, h], rescale)
                 for j in range(ET):
                     acc[i, j, 2 * h] *= rescale
                     acc[i, j, 2 * h + 1] *= rescale
+        unroll_loops()
+
+    @word
+    def exponentials(m, l, S, factor):
+        """P = 2**(S factor - m) in S's place; l stays this lane's part of the sum."""
+        for i in range(MT):
+            for h in range(2):
+                total = ZERO
+                for j in range(NT):
+                    for c in range(2):
+                        x, top = S[i, j, 2 * h + c], m[i, h]
+                        p = ex2(fmul(fadd(x, -top), factor) if RAW else fma(x, factor, -top))
+                        S[i, j, 2 * h + c] = p
+                        total += p
+                l[i, h] = fadd(l[i, h], total)
+        unroll_loops()
+
+    @word
+    def fits(m, sums, S, factor):
+        """`exponentials` with old maxima, the sums apart; whether those are below `LIMIT`."""
+        grown = u32(0)
+        for i in range(MT):
+            for h in range(2):
+                total = ZERO
+                for j in range(NT):
+                    for c in range(2):
+                        p = ex2(fma(S[i, j, 2 * h + c], factor, -m[i, h]))
+                        S[i, j, 2 * h + c] = p
+                        total += p
+                sums[i, h] = total
+                grown = grown if total <= LIMIT else u32(1)
+        unroll_loops()
+        return ballot(grown) == 0
+
+    @word
+    def add_tile(l, sums):
+        for i in range(MT):
+            for h in range(2):
+                l[i, h] = fadd(l[i, h], sums[i, h])
         unroll_loops()
 
     @word
@@ -247,8 +287,9 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
     return SimpleNamespace(
         fetch_Q=fetch_Q, fetch_K=fetch_K, fetch_V=fetch_V, start_Q=start_Q, start_K=start_K,
         start_V=start_V, reset=reset, scores=own.scores, scale_first=scale_first, hide=hide,
-        weigh=weigh, accumulate=own.accumulate, add_sums=add_sums, strange=strange,
-        store=own.store, store_L=store_L, A_shape=own.A_shape,
+        raise_maxima=raise_maxima, exponentials=exponentials, fits=fits, add_tile=add_tile,
+        accumulate=own.accumulate, add_sums=add_sums, strange=strange, store=own.store,
+        store_L=store_L, A_shape=own.A_shape,
         exactly=exactly_by(layout, own.load, own.save),
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ from .check_cores import Case, problem_of
 from .compiled import Kernel, compile_all
 from .launch import flash_attention, prepare
 from .plans import plan
+from .problem import TENSOR_CORES
 from .sm90_layout import Sm90Layout, layout_for
 
 HANGS_AFTER_S = 240
@@ -82,6 +83,7 @@ SMALL = tuple(itertools.product((64, 128), (128, 512)))  # d, N
 
 def main(
     *,
+    variant: str | None = None,
     widths: tuple[int, ...] = (),
     rows: tuple[int, ...] = (),
     dtypes: tuple[str, ...] = (),
@@ -98,23 +100,23 @@ def main(
         and (not dtypes or x.dtype in dtypes)
     ]
     if not chosen:
-        asked = command(widths, rows, dtypes).partition("peers ")[2]
+        asked = command(None, widths, rows, dtypes).partition("peers ")[2]
         known = (
             f"{name} {', '.join(map(str, sorted({getattr(x, name) for x in shapes()})))}"
             for name in ("d", "n", "dtype")
         )
         raise ValueError(f"{asked}: must be of a shape that is timed: {'; '.join(known)}")
-    report: dict[str, Any] = {"command": command(widths, rows, dtypes), **environment()}
+    report: dict[str, Any] = {"command": command(variant, widths, rows, dtypes), **environment()}
     report |= {"ceiling": {}, "peers": [], "small": []}
-    compile_all(kernel for shape in chosen for kernel in kernels_of(shape))
+    compile_all(kernel for shape in chosen for kernel in kernels_of(shape, variant))
     for dtype in dict.fromkeys(x.dtype for x in chosen):
         report["ceiling"][dtype] = ceiling(dtype)
     for shape in chosen:
         faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
-        report["peers"].append(measure(shape))
+        report["peers"].append(measure(shape, variant))
         if json_path:
             json_path.write_text(json.dumps(report, indent=1) + "\n")
-    if not (widths or rows or dtypes):
+    if not (variant or widths or rows or dtypes):
         report["small"] = [small(n, d) for d, n in SMALL]
     faulthandler.cancel_dump_traceback_later()
     if json_path:
@@ -123,11 +125,11 @@ def main(
     return 0
 
 
-def kernels_of(shape: Shape) -> Iterator[Kernel]:
+def kernels_of(shape: Shape, variant: str | None) -> Iterator[Kernel]:
     """What `measure` will load."""
     batch, heads, n, d = shape.sizes
     case = Case("", n, n, d, d, shape.dtype, batch, heads, heads // shape.group, shape.is_causal)
-    kernel = plan(*problem_of(case), return_lse=False).kernel
+    kernel = plan(*problem_of(case), return_lse=False, variant=variant).kernel
     yield kernel
     if kernel.variant == "sm90":
         yield replace(kernel, layout=exact_layout(shape))
@@ -140,24 +142,23 @@ def exact_layout(shape: Shape) -> Sm90Layout:
     )
 
 
-def measure(shape: Shape) -> dict[str, Any]:
+def measure(shape: Shape, variant: str | None = None) -> dict[str, Any]:
     """One row: seconds of `flash_attention` and of each backend that takes the problem.
 
-    Beside it, the same kernel on keys that grow along the row, so that maxima rise all the way, and
-    with maxima found anew for every tile, if the kernel has such a choice.
+    Beside it, the same kernel on keys that grow along the row, so that maxima rise all the way, if
+    it reuses maxima; and with maxima found anew for every tile, if it has such a choice.
     """
     q, k, v, out = inputs(shape)
-    mask = {"is_causal": shape.is_causal}
-    chosen = prepare(q, k, v, out=out, **mask)
-    contestants = {"ours": Contestant(partial(flash_attention, q, k, v, out=out, **mask))}
+    options = {"is_causal": shape.is_causal, "variant": variant}
+    chosen = prepare(q, k, v, out=out, **options)
+    contestants = {"ours": Contestant(partial(flash_attention, q, k, v, out=out, **options))}
     if chosen.variant == "sm90":
-        exact = exact_layout(shape)
-        contestants["exact maxima"] = Contestant(
-            prepare(q, k, v, out=out, layout=exact, variant="sm90", **mask).launch
-        )
+        exact = options | {"variant": "sm90", "layout": exact_layout(shape)}
+        contestants["exact maxima"] = Contestant(prepare(q, k, v, out=out, **exact).launch)
+    if chosen.variant in TENSOR_CORES and shape.dtype != "float32":
         grown = inputs(shape, growing=True)
         contestants["growing keys"] = Contestant(
-            partial(flash_attention, *grown[:3], out=grown[3], **mask)
+            partial(flash_attention, *grown[:3], out=grown[3], **options)
         )
     contestants |= dict(torch_backends(q, k, v, shape.is_causal))
     return {
@@ -277,8 +278,10 @@ def ceiling(dtype: str) -> float:
     return 2 * CEILING**3 / side_by_side({0: Contestant(lambda: a @ b)})[0]
 
 
-def command(widths: tuple[int, ...], rows: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
+def command(
+    variant: str | None, widths: tuple[int, ...], rows: tuple[int, ...], dtypes: tuple[str, ...]
+) -> str:
     """The command line that prints this."""
-    given = {"dtype": dtypes, "d": widths, "n": rows}
+    given = {"variant": (variant,) if variant else (), "dtype": dtypes, "d": widths, "n": rows}
     options = [f" --{name} {','.join(map(str, x))}" for name, x in given.items() if x]
     return "python -m kernels peers" + "".join(options)

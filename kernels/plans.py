@@ -18,6 +18,7 @@ from .tensor_maps import ELEMENT, MOST_STRIDE, encoder
 from .tensors import Tensor
 
 ALIGNMENT = 16  # bytes that a copy of the tensor-core kernels moves
+MOST_ROWS = (1 << 30) - 1024  # n + s: these kernels count rows and keys in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,11 @@ def usual_layout(
     variant: str, problem: Problem, capability: tuple[int, int] = (9, 0)
 ) -> MmaLayout | Sm90Layout:
     """A tensor-core kernel's tiles for this problem, as its table has them."""
-    d, e, is_causal = problem.d, problem.e, problem.right == 0
+    d, e = problem.d, problem.e
     if variant == "sm90":
+        is_causal = problem.right == 0
         return sm90_layout.layout_for(d, e, n=problem.n, s=problem.s, is_causal=is_causal)
-    itemsize = DTYPES[problem.dtype]
-    return mma_layout.layout_for(
-        d, e, is_causal=is_causal, itemsize=itemsize, capability=capability
-    )
+    return mma_layout.layout_for(d, e, itemsize=DTYPES[problem.dtype], capability=capability)
 
 
 def _check_layout(layout: Any, variant: str, problem: Problem) -> None:
@@ -167,6 +166,8 @@ def refusal(
         return f"it needs compute capability {version}, the device has {has}"
     if not mma_layout.takes(problem.d, problem.e):
         return f"widths {problem.d} and {problem.e} must be multiples of 8"
+    if problem.n + problem.s > MOST_ROWS:
+        return f"{problem.n} rows and {problem.s} keys must be at most {MOST_ROWS} together"
     for x in views:
         steps = (x.pointer, *(stride * x.itemsize for stride in x.kernel_strides()))
         if any(step % ALIGNMENT for step in steps):

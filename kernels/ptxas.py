@@ -118,13 +118,9 @@ def shapes(target: str, quick: bool = False) -> Iterator[tuple[Any, str]]:
     for dtype, itemsize in {"float16": 2, "bfloat16": 2, "float32": 4}.items():
         corners = [(d, e) for d, e, *_ in LAYOUTS[itemsize, capability >= (9, 0)]]
         widths = corners if quick else [*corners, *((w, w) for w in range(16, 257, 16))]
-        layouts = [
-            layout_for(d, e, is_causal=is_causal, itemsize=itemsize, capability=capability)
-            for d, e in widths
-            for is_causal in (False, True)
-        ]
         if not (quick and dtype == "bfloat16"):
-            yield from ((layout, dtype) for layout in dict.fromkeys(layouts))
+            for d, e in dict.fromkeys(widths):
+                yield layout_for(d, e, itemsize=itemsize, capability=capability), dtype
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

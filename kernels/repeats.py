@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import Any
 
 from . import driver, tensors
@@ -20,6 +19,7 @@ from .tensors import Tensor
 
 MOST = 4096  # calls remembered
 MOST_READY = 64  # arguments that a call keeps, for addresses that it has met
+NOT_REMEMBERED = None, ()
 _known: dict[Hashable, Repeat] = {}
 
 
@@ -32,30 +32,36 @@ class Repeat:
     spans: tuple[tuple[int, int], ...]  # of q, k, v, out: bytes from the first element to the ends
     ready: dict[tuple[int, ...], Arguments] = field(default_factory=dict)
 
-    def __call__(self, q: Any, k: Any, v: Any, out: Any) -> Any:
-        """Launch, and return what `flash_attention` returns; None if that must look closer."""
+    def launch(self, q: Any, out: Any, addresses: tuple[int, ...]) -> Any:
+        """Launch, and return what `flash_attention` returns; None if that must look closer.
+
+        ``addresses`` are the four that came with the key.
+        """
         torch, plan = sys.modules["torch"], self.plan
         if out is None:
             out = torch.empty(plan.problem.out_shape, dtype=q.dtype, device=q.device)
+            addresses = (*addresses[:3], out.data_ptr())
         lse = None
         if plan.statistics:
             lse = torch.empty(plan.problem.lse_shape, dtype=torch.float32, device=q.device)
-            addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
-        else:
-            addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+            addresses = (*addresses, lse.data_ptr())
         arguments = self.ready.get(addresses) or self._arguments(addresses)
         if arguments is None:
             return None
         stream = tensors.torch_stream(plan.device)
-        with driver.on_device(plan.device):
+        if driver.is_current(plan.device):  # nearly always, and a `with` would take a while
             self.loaded.launch(plan.grid, stream, arguments)
+        else:
+            with driver.on_device(plan.device):
+                self.loaded.launch(plan.grid, stream, arguments)
         return out if lse is None else (out, lse)
 
     def _arguments(self, addresses: tuple[int, ...]) -> Arguments | None:
-        """For these addresses; None if out lies over an input."""
-        *inputs, (first, end) = (
-            (at + low, at + high) for at, (low, high) in zip(addresses, self.spans, strict=False)
-        )
+        """For these addresses; None if out lies over an input, or a tensor has no memory."""
+        spans = [*zip(addresses, self.spans, strict=False)]  # L has none: its memory is new
+        if any(not at and low < high for at, (low, high) in spans):
+            return None
+        *inputs, (first, end) = ((at + low, at + high) for at, (low, high) in spans)
         if any(low < end and first < high for low, high in inputs):
             return None
         if len(self.ready) >= MOST_READY:
@@ -64,35 +70,61 @@ class Repeat:
         return arguments
 
 
-def key(arrays: Sequence[Any], options: tuple[Any, ...], scale: Any, window: Any) -> Any:
-    """What a call is remembered by; None for one that is not.
+def key(
+    q: Any, k: Any, v: Any, out: Any, is_causal: Any, return_lse: Any, variant: Any, softcap: Any,
+    scale: Any, window: Any,
+) -> tuple[Hashable, tuple[int, ...]]:  # fmt: skip
+    """What a call is remembered by, None for one that is not; and its four addresses.
 
-    ``options`` are True, False or None, or what is equal to them and not as good: their types are
-    part of the key.
+    Each attribute is read once, and what all tensors share is in the key once: every call pays for
+    this. Options count in their usual types alone, for 1 is equal to True and refused.
     """
     torch = sys.modules.get("torch")
-    if torch is None or type(scale) not in (float, NoneType):
-        return None
-    if window is not NO_WINDOW and (type(window) is not tuple or {*map(type, window)} != {int}):
-        return None
-    plain, strided = torch.Tensor, torch.strided
-    parts = [options, *map(type, options), scale, window]
-    for x in arrays:
-        if x is None:
-            parts.append(None)
-        elif type(x) is not plain or x.layout is not strided or x.requires_grad or x.is_neg():
-            return None
-        else:
-            parts += (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT)
-    return tuple(parts)
+    if (
+        torch is None
+        or not type(is_causal) is type(return_lse) is bool
+        or not (variant is None or type(variant) is str)
+        or not (type(softcap) is float or type(softcap) is int)
+        or not (scale is None or type(scale) is float)
+        or not (window is NO_WINDOW or _is_pair(window))
+    ):
+        return NOT_REMEMBERED
+    plain = torch.Tensor
+    if not type(q) is type(k) is type(v) is plain or not (out is None or type(out) is plain):
+        return NOT_REMEMBERED
+    dtype, device = q.dtype, q.device
+    if (
+        not dtype is k.dtype is v.dtype
+        or not device == k.device == v.device
+        or (q.requires_grad or k.requires_grad or v.requires_grad)
+        or (q.is_neg() or k.is_neg() or v.is_neg())
+    ):
+        return NOT_REMEMBERED
+    of_out, at_out = None, 0
+    try:
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if out is not None:
+            if out.dtype is not dtype or out.device != device or out.requires_grad or out.is_neg():
+                return NOT_REMEMBERED
+            of_out, at_out = (out.shape, out.stride()), out.data_ptr()
+        # A plan needs all tensors aligned, or none: which one is not does not matter.
+        alignment = (at_q | at_k | at_v | at_out) % ALIGNMENT
+        call = (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), of_out, alignment,
+            dtype, device, is_causal, return_lse, variant, softcap, scale, window,
+        )  # fmt: skip
+    except RuntimeError:  # raised by every layout but the strided: no address, or no strides
+        return NOT_REMEMBERED
+    return call, (at_q, at_k, at_v, at_out)
+
+
+def _is_pair(window: Any) -> bool:
+    return type(window) is tuple and [*map(type, window)] == [int, int]
 
 
 def find(key: Hashable) -> Repeat | None:
     """The call remembered by this key, if there is one."""
-    try:
-        return _known.get(key)
-    except TypeError:  # an option that cannot be hashed, and is not one
-        return None
+    return _known.get(key)
 
 
 def remember(key: Hashable, plan: Plan, loaded: Loaded, views: Sequence[Tensor]) -> None:

@@ -172,7 +172,7 @@ def layout_for(
 # block_k / 2 scores, block_k / 4 registers of P and e / 2 sums of O.
 LAYOUTS: tuple[tuple[int, int, int, int, dict[str, Any]], ...] = (
     (64, 64, 512, 2048, {"groups": 3, "block_k": 128, "stages": 3, "early": 8}),
-    (64, 64, 0, 0, {"groups": 2, "block_k": 128, "early": 4}),
+    (64, 64, 0, 0, {"groups": 2, "block_k": 128, "stages": 4, "q_stages": 3, "early": 4}),
     (128, 128, 0, 0, {"groups": 2, "block_k": 128, "early": 4}),
     (192, 128, 0, 0, {"groups": 2, "block_k": 96, "q_stages": 1, "early": 6}),
     (192, 192, 0, 0, {"groups": 2, "block_k": 80, "q_stages": 1, "early": 5}),

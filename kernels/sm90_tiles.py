@@ -20,10 +20,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
-
 from ._cuda import word
-from .mma_tiles import ARITHMETIC, INF, LOG2E, ONE, ZERO, exactly_by
+from .mma_tiles import ARITHMETIC, INF, LOG2E, LOWEST, ONE, SMALLEST, ZERO, exactly_by
 from .ptx import (
     anew,
     bit_mask,
@@ -54,9 +52,6 @@ from .ptx_hopper import (
 )
 from .sm90_layout import ROW_BYTES, WARP_ROWS, Sm90Layout
 
-SMALLEST = np.float32(2.0**-126)  # below it float32 products are flushed to 0
-LIMIT = np.float32(4096)  # of a lane's sum in a row of a tile: P is finite in float16
-LOWEST = np.float32(np.finfo(np.float32).min)
 SHORT = {"float16": ("f16", fma_f16x2), "bfloat16": ("bf16", fma_bf16x2)}
 
 
@@ -165,10 +160,10 @@ def words(layout: Sm90Layout, dtype: str) -> SimpleNamespace:
         its own first one. Hence a bit each, and a mask of ones for those that are visible.
         """
         for h in range(2):
-            low = i32(max(0, first + row + 8 * h - column))
-            end = i32(max(low, min(last + row + 8 * h + 1, keys) - column))
-            before = i32(2 * (low >> 3) + min(low & 7, 2))
-            count = i32(2 * (end >> 3) + min(end & 7, 2) - before)
+            low = max(i32(0), i32(first + row + 8 * h - column))
+            end = max(low, i32(min(i32(last + row + 8 * h + 1), keys) - column))
+            before = i32(2 * (low >> 3) + min(i32(low & 7), i32(2)))
+            count = i32(2 * (end >> 3) + min(i32(end & 7), i32(2)) - before)
             bits = bit_mask(u32(before), u32(count))
             for j in range(NT):
                 for c in range(2):
@@ -213,7 +208,7 @@ def words(layout: Sm90Layout, dtype: str) -> SimpleNamespace:
         factor = factor_for(S, scale)
         from_key, to_key = i32(row + s - n - left - key), i32(row + s - n + right - key)
         keys = i32(s - key)
-        if keys < Bc or from_key + WARP_ROWS - 1 > 0 or to_key < Bc - 1:
+        if keys < Bc or from_key > 1 - WARP_ROWS or to_key < Bc - 1:
             lane = i32(anew(u32(lane)))
             hide(S, from_key, to_key, keys, i32(lane >> 2), i32(2 * (lane & 3)))
         weigh(S, m, l, shrink, factor)

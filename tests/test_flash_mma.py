@@ -11,6 +11,7 @@ pytest.importorskip("numba_cuda", reason="kernels are written against numba.cuda
 
 import ml_dtypes
 from mutants import statements, without
+from scores import KINDS, keys_of
 
 import simattn
 from kernels import flash_mma as module
@@ -172,6 +173,26 @@ def test_large_scores(dtype):
     assert np.abs(done.lse).max() > 3000
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_that_grow_jump_alternate_and_overflow(kind, dtype):
+    q, k, v = inputs(dtype, 20, 200, 16, 16)
+    options = {"layout": small(16, 16), "scale": 1.0, "window_size": (180, 40)}
+    once = attention(q, 0 * k, v, **options).report.instructions["ldmatrix_x4"]
+    q[..., 0] = 256
+    k[0] = keys_of(kind, 200, 16, last_first=False)
+    done = check(q, k, v, **options)
+    again = done.report.instructions["ldmatrix_x4"] - once  # the others rise in the first tile only
+    assert (again > 0) == (kind in ("grow", "jump", "alternate", "overflow float16"))
+
+
+def test_the_largest_score_may_be_hidden():
+    q, k, v = inputs("float16", 24, 140, 16, 16)
+    q[..., 0], k[0, :, 0] = 64, 0
+    k[0, 120:, 0] = 1000.0  # which the first rows do not see
+    check(q, k, v, layout=small(16, 16, block_k=16), is_causal=True)
+
+
 def test_views_keep_their_neighbours():
     big = inputs("float16", 30, 3 * 40, 64, 64, heads=2, kv_heads=2)
     q = big[0][:, ::2, 32:]
@@ -293,10 +314,8 @@ def test_a_swizzle_is_one_to_one_and_free_of_conflicts(chunks):
 def test_layouts_fit_a_devices_shared_memory(capability, most):
     for d in range(8, 257, 8):
         for e in range(8, 257, 8):
-            for is_causal, itemsize in ((False, 2), (True, 2), (False, 4)):
-                layout = layout_for(
-                    d, e, is_causal=is_causal, itemsize=itemsize, capability=capability
-                )
+            for itemsize in (2, 4):
+                layout = layout_for(d, e, itemsize=itemsize, capability=capability)
                 assert takes(d, e)
                 assert layout.shared_bytes <= most * 1024
                 assert layout.min_blocks * (layout.shared_bytes + 1024) <= (most + 1) * 1024
@@ -334,6 +353,16 @@ def test_what_the_launcher_gives_to_tensor_cores(q, taken):
     problem = Problem.of(q.shape, q.shape, q.shape, q.dtype.name)
     assert (refusal("mma", problem, [view], (8, 0)) == "") is taken
     assert "compute capability" in refusal("mma", problem, [view], (7, 5))
+
+
+@pytest.mark.parametrize(("variant", "capability"), [("mma", (8, 0)), ("sm90", (9, 0))])
+def test_numbers_of_rows_have_32_bits(variant, capability):
+    from kernels.plans import MOST_ROWS, refusal
+    from kernels.problem import Problem
+
+    for n, s in ((MOST_ROWS - 1, 1), (1, MOST_ROWS - 1), (MOST_ROWS, 1), (1, MOST_ROWS)):
+        problem = Problem.of((n, 16), (s, 16), (s, 16), "float16")
+        assert ("at most" in refusal(variant, problem, [], capability)) is (n + s > MOST_ROWS)
 
 
 @pytest.mark.parametrize("mask", [{}, {"is_causal": True}, {"window_size": (9, 4)}])

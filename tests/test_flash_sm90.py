@@ -9,6 +9,7 @@ pytest.importorskip("numba_cuda", reason="kernels are written against numba.cuda
 
 import ml_dtypes
 from mutants import statements, without
+from scores import KINDS, keys_of
 
 import simattn
 from kernels import flash_sm90 as module
@@ -178,31 +179,15 @@ def test_offsets_need_64_bits():
 # ---- maxima -------------------------------------------------------------------------------------
 
 
-def keys_of(kind, s, d, rng):
-    """Keys whose scores with a query of ones go up and down in ways that hurt old maxima."""
-    j = np.arange(s)[::-1]  # the last tile comes first
-    sizes = {
-        "grow": 0.5 * j,
-        "jump": np.where(j == s - 40, 4000.0, 0.0),
-        "alternate": 3000.0 * (j // 32 % 2),
-        "overflow float16": 70000.0 * (j > s // 2),
-        "fall": -200.0 * j,
-        "huge": 1e4 * np.sign(rng.standard_normal(s)),
-    }[kind]
-    K = 0.1 * rng.standard_normal((s, d))
-    K[:, 0] = sizes / 256
-    return K
-
-
 AGAIN = ("grow", "alternate", "overflow float16")  # the others rise in the first tiles only
 
 
 @pytest.mark.parametrize("maxima", ["fast", "exact"])
-@pytest.mark.parametrize("kind", ["grow", "jump", "alternate", "overflow float16", "fall", "huge"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_scores_that_grow_jump_alternate_and_overflow(kind, maxima):
     q, k, v = inputs(20, 200, 16, 16)
     q[..., 0] = 256
-    k[0] = keys_of(kind, 200, 16, np.random.default_rng(1))
+    k[0] = keys_of(kind, 200, 16, last_first=True)
     layout = small(16, 16, maxima=maxima)
     done = check(q, k, v, layout=layout, scale=1.0, window_size=(150, 40))
     again = done.report.instructions["mma_f16"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import sys
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -14,7 +15,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels import driver, mma_layout, repeats, sm90_layout, tensor_maps, tensors
+from kernels import (
+    driver,
+    flash_attention,
+    mma_layout,
+    repeats,
+    sm90_layout,
+    tensor_maps,
+    tensors,
+)
 from kernels.plans import Plan, chosen, plan, refusal
 from kernels.problem import DTYPES, NO_WINDOW, Problem
 from kernels.tensor_maps import MAP_ALIGNMENT, MAP_BYTES, encoder, with_maps
@@ -126,6 +135,8 @@ class FakeTensor:
         return self.strides
 
     def data_ptr(self):
+        if self.layout != "strided":
+            raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
         return self.address
 
     def is_neg(self):
@@ -136,7 +147,8 @@ class Subclass(FakeTensor):
     pass
 
 
-OPTIONS = (False, 0.0, False, None, None, None)
+class Text(str):
+    """Equal to its text, and of another type."""
 
 
 @pytest.fixture
@@ -147,7 +159,7 @@ def torch(monkeypatch):
         return FakeTensor(tuple(shape), dtype=dtype, device=device, address=next(made))
 
     module = SimpleNamespace(
-        Tensor=FakeTensor, strided="strided", float32="float32", empty=empty,
+        Tensor=FakeTensor, float32="float32", empty=empty,
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: 77),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", module)
@@ -155,35 +167,75 @@ def torch(monkeypatch):
     return module
 
 
-def key_of(*changed, options=OPTIONS, scale=None, window=NO_WINDOW, out=None):
-    q, k, v = (FakeTensor(address=4096 * i) for i in (1, 2, 3))
-    return repeats.key((*changed, *(q, k, v)[len(changed) :], out), options, scale, window)
+def key_of(q=None, k=None, v=None, out=None, **options):
+    return seen(q, k, v, out, **options)[0]
+
+
+def seen(
+    q=None, k=None, v=None, out=None, *, is_causal=False, return_lse=False, variant=None,
+    softcap=0.0, scale=None, window=NO_WINDOW,
+):  # fmt: skip
+    """The key and the addresses of a call of plain tensors, but for those given."""
+    q, k, v = (FakeTensor(address=4096 * i) if x is None else x for i, x in enumerate((q, k, v), 1))
+    return repeats.key(q, k, v, out, is_causal, return_lse, variant, softcap, scale, window)
 
 
 def test_the_same_call_has_the_same_key_wherever_its_tensors_lie(torch):
     assert key_of() == key_of()
     assert key_of(FakeTensor(address=1 << 40)) == key_of()
     assert key_of(scale=0.5, window=(3, 4)) == key_of(scale=0.5, window=(3, 4))
+    assert key_of(window=(-1, int("-1")), softcap=0) == key_of()
+    assert key_of(out=FakeTensor()) == key_of(out=FakeTensor(address=1 << 40))
 
 
+def test_the_addresses_come_with_the_key(torch):
+    assert seen()[1] == (4096, 8192, 12288, 0)
+    assert seen(FakeTensor(address=80), out=FakeTensor(address=96))[1] == (80, 8192, 12288, 96)
+
+
+TENSORS = ["q", "k", "v", "out"]
+
+
+@pytest.mark.parametrize("name", TENSORS)
 @pytest.mark.parametrize(
     "other",
-    [
-        {"shape": (1, 4, 8)}, {"strides": (80, 16, 1)}, {"dtype": "bfloat16"},
-        {"device": "cuda:1"}, {"address": 4096 + 8},
-    ],
+    [{"shape": (1, 4, 8)}, {"shape": (5, 8)}, {"strides": (80, 16, 1)}, {"strides": (40, 9, 1)},
+     *({"address": 4096 + at} for at in (1, 2, 4, 8))],
     ids=str,
 )  # fmt: skip
-def test_what_a_plan_depends_on_makes_another_key(other, torch):
-    assert key_of(FakeTensor(**other)) not in (key_of(), None)
-    assert key_of(out=FakeTensor(**other)) not in (key_of(out=FakeTensor()), key_of(), None)
+def test_what_a_plan_depends_on_makes_another_key(other, name, torch):
+    usual = {"out": FakeTensor()}
+    assert key_of(**usual | {name: FakeTensor(**other)}) not in (key_of(**usual), key_of(), None)
 
 
-def test_options_differ_by_value_and_by_type(torch):
+@pytest.mark.parametrize("other", [{"dtype": "bfloat16"}, {"device": "cuda:1"}], ids=str)
+def test_a_dtype_or_device_is_all_tensors_or_the_call_is_not_remembered(other, torch):
+    usual = dict.fromkeys(TENSORS, FakeTensor())
+    changed = dict.fromkeys(TENSORS, FakeTensor(**other))
+    assert key_of(**changed) not in (key_of(**usual), None)
+    for name in TENSORS:
+        assert key_of(**usual | {name: FakeTensor(**other)}) is None
+
+
+def test_tensors_do_not_change_places_in_a_key(torch):
+    tensors = [FakeTensor(shape=(1, n, 8), strides=(8 * n, 8, 1)) for n in (3, 4, 5, 6)]
+    assert len({key_of(*order) for order in itertools.permutations(tensors)}) == 24
+    # Sizes and strides do not either.
+    assert key_of(FakeTensor((3, 4), (5, 6))) != key_of(FakeTensor((5, 6), (3, 4)))
+
+
+def test_one_tensor_that_is_not_aligned_is_as_bad_as_another(torch):
+    odd = FakeTensor(address=4096 + 8)
+    keys = {key_of(**{"out": FakeTensor()} | {name: odd}) for name in TENSORS}
+    assert len(keys | {key_of(odd, odd, odd, odd)}) == 1
+    assert len({key_of(FakeTensor(address=4096 + at)) for at in (0, 1, 2, 4, 8)}) == 5
+
+
+def test_options_differ_by_value(torch):
     keys = [
-        key_of(), key_of(options=(True, *OPTIONS[1:])), key_of(options=(1, *OPTIONS[1:])),
-        key_of(options=(0, *OPTIONS[1:])), key_of(scale=0.5), key_of(window=(-1, 5)),
-        key_of(window=(5, -1)), key_of(out=FakeTensor()),
+        key_of(), key_of(is_causal=True), key_of(return_lse=True), key_of(variant="mma"),
+        key_of(variant="sm90"), key_of(softcap=1.0), key_of(scale=0.5), key_of(scale=0.25),
+        key_of(window=(-1, 5)), key_of(window=(5, -1)), key_of(out=FakeTensor()),
     ]  # fmt: skip
     assert None not in keys
     assert len(set(keys)) == len(keys)
@@ -191,23 +243,29 @@ def test_options_differ_by_value_and_by_type(torch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"scale": 1}, {"scale": np.float32(1)}, {"scale": "1"}, {"window": [-1, -1]},
-     {"window": (1.0, 2)}, {"window": (True, 2)}, {"window": ("1", 2)}, {"window": None}],
+    [*({flag: x} for flag in ("is_causal", "return_lse")
+       for x in (0, 1, 1.0, None, np.True_, [], "yes")),
+     *({"softcap": x} for x in (False, None, "0", np.float64(0), [0])),
+     *({"variant": x} for x in (0, Text("mma"), ["mma"], np.array(["mma"]))),
+     *({"scale": x} for x in (1, True, np.float32(1), np.float64(1), "1", [1.0])),
+     *({"window": x} for x in ([-1, -1], (1.0, 2), (True, 2), (2, False), ("1", 2), (1,), (1, 2, 3),
+                               (1, np.int64(2)), (), np.array([1, 2]), 3, None))],
     ids=str,
 )  # fmt: skip
 def test_options_of_other_types_are_looked_at_each_time(options, torch):
-    assert key_of(**options) is None
+    assert seen(**options) == (None, ())
 
 
+@pytest.mark.parametrize("name", TENSORS)
 @pytest.mark.parametrize(
     "tensor",
     [FakeTensor(requires_grad=True), FakeTensor(negative=True), FakeTensor(layout="sparse"),
-     Subclass(), np.zeros((1, 5, 8), np.float16)],
-    ids=["requires grad", "negative", "sparse", "subclass", "numpy"],
+     Subclass(), np.zeros((1, 5, 8), np.float16), [0.0]],
+    ids=["requires grad", "negative", "sparse", "subclass", "numpy", "list"],
 )  # fmt: skip
-def test_only_plain_tensors_are_remembered(tensor, torch):
-    assert key_of(tensor) is None
-    assert key_of(out=tensor) is None
+def test_only_plain_tensors_are_remembered(tensor, name, torch):
+    assert key_of(**{name: FakeTensor()}) is not None
+    assert seen(**{name: tensor}) == (None, ())
 
 
 def test_without_torch_nothing_is_remembered(torch, monkeypatch):
@@ -215,10 +273,10 @@ def test_without_torch_nothing_is_remembered(torch, monkeypatch):
     assert key_of() is None
 
 
-def test_an_option_that_cannot_be_hashed_is_not_found(torch):
+def test_a_call_is_found_by_its_key(torch):
     repeats._known[key_of()] = "a call"
     assert repeats.find(key_of()) == "a call"
-    assert repeats.find(key_of(options=([], *OPTIONS[1:]))) is None
+    assert repeats.find(key_of(scale=0.5)) is None
     assert repeats.find(None) is None
 
 
@@ -232,7 +290,7 @@ class Launches(list):
         self.append((grid, stream, arguments))
 
 
-def remembered(monkeypatch, statistics=("L",), grid=3):
+def remembered(monkeypatch, statistics=("L",), grid=3, key="key"):
     """The call of four tensors of 5 rows of 8, 80 bytes each, and its launches."""
     problem = Problem.of(*[(1, 5, 8)] * 3, "float16")
     plan = Plan(problem, None, 0, grid, statistics, tuple)
@@ -241,25 +299,30 @@ def remembered(monkeypatch, statistics=("L",), grid=3):
         tensors.Tensor(name, "torch", 4096, (1, 5, 8), (40, 8, 1), "float16", 2, 0, None)
         for name in ("q", "k", "v", "out")
     ]
-    monkeypatch.setattr(driver, "on_device", lambda device: contextlib.nullcontext())
-    repeats.remember("key", plan, launches, views)
-    return repeats.find("key"), launches
+    monkeypatch.setattr(driver, "is_current", lambda device: True)
+    repeats.remember(key, plan, launches, views)
+    return repeats.find(key), launches
 
 
 INPUTS = [FakeTensor(address=4096 * i) for i in (1, 2, 3)]
 
 
+def launched(repeat, out=None):
+    """What ``repeat`` returns for the inputs and ``out``."""
+    return repeat.launch(INPUTS[0], out, seen(*INPUTS, out)[1])
+
+
 @pytest.mark.parametrize("statistics", [(), ("L",)])
 def test_a_repeat_launches_with_todays_addresses(statistics, torch, monkeypatch):
     repeat, launches = remembered(monkeypatch, statistics)
-    answer = repeat(*INPUTS, None)
+    answer = launched(repeat)
     out, *lse = answer if statistics else (answer,)
     assert out.shape == (1, 5, 8)
     assert [x.shape for x in lse] == [(1, 5)] * len(statistics)
     addresses = (4096, 8192, 12288, out.address, *(x.address for x in lse))
     assert launches == [(3, 77, addresses)]
     given = FakeTensor(address=1 << 30)
-    answer = repeat(*INPUTS, given)
+    answer = launched(repeat, given)
     assert (answer[0] if statistics else answer) is given
     assert launches[1][2][3] == 1 << 30
 
@@ -272,8 +335,70 @@ def test_a_repeat_launches_with_todays_addresses(statistics, torch, monkeypatch)
 def test_out_over_an_input_is_looked_at_again(at, overlaps, torch, monkeypatch):
     repeat, launches = remembered(monkeypatch, ())
     for _ in range(2):
-        assert (repeat(*INPUTS, FakeTensor(address=at)) is None) is overlaps
+        assert (launched(repeat, FakeTensor(address=at)) is None) is overlaps
     assert len(launches) == (0 if overlaps else 2)
+
+
+@pytest.mark.parametrize("null", range(4))
+def test_memory_that_was_given_back_is_looked_at_again(null, torch, monkeypatch):
+    repeat, launches = remembered(monkeypatch, ())
+    addresses = [4096, 8192, 12288, 1 << 30]
+    addresses[null] = 0
+    assert repeat.launch(INPUTS[0], FakeTensor(address=addresses[3]), tuple(addresses)) is None
+    assert not launches
+    empty = [(0, 0) if i == null else span for i, span in enumerate(repeat.spans)]
+    repeat = replace(repeat, spans=tuple(empty))
+    assert repeat.launch(INPUTS[0], FakeTensor(address=addresses[3]), tuple(addresses)) is not None
+    assert launches == [(3, 77, tuple(addresses))]
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_a_repeat_is_launched_in_its_devices_context(is_current, torch, monkeypatch):
+    repeat, launches = remembered(monkeypatch, ())
+    happened = []
+
+    @contextlib.contextmanager
+    def on_device(device):
+        happened.append(f"enter {device} after {len(launches)}")
+        yield
+        happened.append(f"leave after {len(launches)}")
+
+    monkeypatch.setattr(driver, "is_current", lambda device: is_current)
+    monkeypatch.setattr(driver, "on_device", on_device)
+    launched(repeat)
+    assert len(launches) == 1
+    assert happened == ([] if is_current else ["enter 0 after 0", "leave after 1"])
+
+
+def test_the_current_context_is_the_devices_or_not(monkeypatch):
+    current = 0x1234
+
+    def get(at) -> int:
+        ctypes.c_void_p.from_address(at).value = current
+        return 0
+
+    monkeypatch.setattr(driver, "direct", lambda: SimpleNamespace(cuCtxGetCurrent=get))
+    monkeypatch.setattr(driver, "_address", lambda device: 0x1234 + device)
+    assert driver.is_current(0)
+    assert not driver.is_current(1)
+    current = 0  # none
+    assert not driver.is_current(0)
+
+
+def test_flash_attention_repeats_a_call_that_differs_in_nothing_but_its_memory(torch, monkeypatch):
+    out = FakeTensor(address=1 << 20)
+    _, launches = remembered(monkeypatch, (), key=key_of(*INPUTS, out))
+    assert flash_attention(*INPUTS, out=out) is out
+    moved = replace(out, address=1 << 21)
+    assert flash_attention(*INPUTS, out=moved) is moved
+    assert [addresses[3] for _, _, addresses in launches] == [1 << 20, 1 << 21]
+    for other in (
+        {"stream": 0}, {"block_q": 16}, {"block_k": 16}, {"is_causal": True}, {"out": None},
+        {"scale": 0.5}, {"out": Subclass()}, {"out": INPUTS[1]}, {"out": FakeTensor(address=0)},
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="q: FakeTensor is not taken"):  # a new call
+            flash_attention(*INPUTS, **{"out": out} | other)
+    assert len(launches) == 2
 
 
 def test_what_is_not_remembered(torch, monkeypatch):
@@ -286,7 +411,7 @@ def test_what_is_remembered_is_bounded(torch, monkeypatch):
     monkeypatch.setattr(repeats, "MOST_READY", 2)
     repeat, launches = remembered(monkeypatch)
     for i in range(5):
-        repeat(*INPUTS, FakeTensor(address=(1 << 30) + 4096 * i))
+        launched(repeat, FakeTensor(address=(1 << 30) + 4096 * i))
         assert len(repeat.ready) <= 2
     for i in range(5):
         repeats.remember(i, repeat.plan, launches, ())
