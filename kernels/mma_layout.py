@@ -150,7 +150,8 @@ def layout_for(
 
 # Bytes of an element, and whether the device is an sm_90 up, with 227 KiB of shared memory a block;
 # the others have at least 99. Then the largest d and e, and warps, row tiles a warp, Bc, blocks an
-# SM. The first row that fits is taken. A lane holds MT * (Bc + e) / 2 sums in its 255 registers.
+# SM. The first row that fits is taken. Measured with ``python -m kernels tune``, on an H200. A lane
+# holds MT * (Bc + e) / 2 sums in its 255 registers.
 LAYOUTS = {
     (2, True): (
         (64, 64, (4, 2, 64, 2)),

@@ -1,14 +1,16 @@
 """``python -m kernels tune``: the layouts' tables, measured again on this machine's GPU.
 
 Every candidate that compiles without spills is timed beside the others, in rounds that take turns,
-on the shapes of `kernels.peers`. A line a shape and mask says how fast each is, the best first: the
-tables of ``mma_layout.py`` and ``sm90_layout.py`` were filled from them.
+on the shapes of `kernels.peers`. A line a shape and mask says how fast each is, the best first; at
+the end come the rows of ``LAYOUTS``, in ``mma_layout.py`` or ``sm90_layout.py``, that follow.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import itertools
+import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,14 +23,19 @@ from .problem import DTYPES
 
 MMA = {  # bytes of an element: warps, row tiles a warp, Bc, blocks an SM
     2: ((4, 2, 64, 2), (4, 2, 64, 1), (8, 2, 64, 1), (8, 2, 32, 1), (8, 1, 64, 1), (8, 1, 128, 1),
-        (4, 2, 32, 2), (4, 1, 64, 2)),
-    4: ((4, 2, 32, 2), (4, 1, 32, 2), (4, 1, 32, 3), (4, 2, 16, 2), (8, 2, 16, 1), (4, 1, 16, 3)),
+        (4, 2, 32, 2), (4, 2, 32, 1), (4, 1, 64, 2), (4, 1, 32, 1)),
+    4: ((4, 2, 32, 2), (4, 1, 32, 2), (4, 1, 32, 3), (4, 2, 16, 2), (8, 2, 16, 1), (4, 1, 16, 3),
+        (4, 1, 16, 1)),
 }  # fmt: skip
 CHAINS = (2, 4)  # of float32: steps that tensor cores sum
-SM90 = (  # groups, Bc, stages, column tiles that come early
-    (2, 128, 2, 4), (2, 128, 2, 8), (2, 128, 3, 8), (2, 112, 2, 4), (2, 80, 2, 5), (2, 64, 3, 4),
-    (3, 128, 2, 8), (3, 128, 3, 8), (3, 128, 3, 12), (3, 96, 3, 6),
+SM90 = (  # groups, Bc, stages, of Q, column tiles that come early; wide ones have room for few
+    (2, 128, 2, 2, 4), (2, 128, 2, 2, 8), (2, 128, 3, 2, 8), (2, 128, 4, 3, 4), (2, 112, 2, 2, 4),
+    (2, 96, 2, 1, 6), (2, 80, 2, 1, 5), (2, 64, 2, 1, 4), (2, 64, 3, 1, 4), (3, 128, 2, 2, 8),
+    (3, 128, 3, 2, 8), (3, 128, 3, 2, 12), (3, 96, 3, 2, 6),
 )  # fmt: skip
+GAIN = 1.01  # less is none
+NEVER = 1 << 31
+Found = dict[tuple[bool, int], dict[Any, float]]  # by mask and N: TFLOP/s of each layout
 
 
 def main(
@@ -47,14 +54,63 @@ def main(
         for d, dtype in itertools.product(widths, dtypes)
     }
     compile_all(Kernel(variant, x, dtype) for (_, dtype), xs in found.items() for x in xs)
-    for (d, dtype), is_causal, n in itertools.product(found, (False, True), rows):
-        faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
-        speeds = measure(variant, found[d, dtype], Shape(n, d, dtype, is_causal))
-        best = ", ".join(f"{named(x)} {speed:.0f}" for x, speed in speeds)
-        mask = "causal" if is_causal else "full"
-        print(f"{variant} {dtype} d {d} N {n} {mask}: {best}", flush=True)
+    lines = []
+    for (d, dtype), layouts in found.items():
+        speeds: Found = {}
+        for is_causal, n in itertools.product((False, True), rows):
+            faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
+            took = measure(variant, layouts, Shape(n, d, dtype, is_causal))
+            speeds[is_causal, n] = took
+            best = ", ".join(f"{named(x)} {took[x]:.0f}" for x in sorted(took, key=took.get)[::-1])
+            mask = "causal" if is_causal else "full"
+            print(f"{variant} {dtype} d {d} N {n} {mask}: {best}", flush=True)
+        lines += [f"{row},  # {dtype}" for row in table(d, speeds)]
     faulthandler.cancel_dump_traceback_later()
+    print("", *lines, sep="\n")
     return 0
+
+
+def table(d: int, speeds: Found) -> list[tuple[Any, ...]]:
+    """The rows of ``LAYOUTS`` for width d: those with the largest geometric mean of speeds.
+
+    For `flash_mma` that is one layout; for `flash_sm90` one for long rows and, where that gains
+    more than `GAIN`, another for short ones. From which N on rows are long depends on the mask.
+    """
+    (layouts, *_) = speeds.values()
+    one = max(layouts, key=lambda x: total(speeds, x, x)[0])
+    if isinstance(one, mma_layout.MmaLayout):
+        return [(d, d, (one.warps, one.row_tiles, one.block_k, one.min_blocks))]
+    pairs = itertools.permutations(layouts, 2)
+    long, short = max(pairs, key=lambda pair: total(speeds, *pair)[0], default=(one, one))
+    mean, least = total(speeds, long, short)
+    if mean < GAIN * total(speeds, one, one)[0]:
+        return [(d, d, 0, 0, options(one))]
+    return [(d, d, *least, options(long)), (d, d, 0, 0, options(short))]
+
+
+def total(speeds: Found, long: Any, short: Any) -> tuple[float, list[int]]:
+    """The mean speed of two layouts, and the best N, without a mask and causal, to change at."""
+    best, changes = [], []
+    for is_causal in (False, True):
+        lengths = sorted(n for mask, n in speeds if mask == is_causal)
+        ways = []
+        for change in (*lengths, NEVER):
+            took = [speeds[is_causal, n][long if n >= change else short] for n in lengths]
+            ways.append((math.prod(took), -change, took))
+        _, change, took = max(ways)
+        changes.append(-change)
+        best += took
+    return statistics.geometric_mean(best), changes
+
+
+def options(layout: sm90_layout.Sm90Layout) -> dict[str, int]:
+    """What tells it from others of its widths."""
+    usual = sm90_layout.Sm90Layout(layout.d, layout.e, layout.groups, layout.block_k)
+    named = {x: getattr(layout, x) for x in ("groups", "block_k", "stages", "q_stages", "early")}
+    for name in ("stages", "q_stages"):
+        if named[name] == getattr(usual, name):
+            del named[name]
+    return named
 
 
 def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
@@ -62,8 +118,10 @@ def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
     itemsize = DTYPES[dtype]
     if variant == "sm90":
         usual = sm90_layout.layout_for(d, d, n=4096, s=4096)
-        for groups, block_k, stages, early in SM90:
-            yield replace(usual, groups=groups, block_k=block_k, stages=stages, early=early)
+        for groups, block_k, stages, q_stages, early in SM90:
+            yield replace(
+                usual, groups=groups, block_k=block_k, stages=stages, q_stages=q_stages, early=early
+            )
         return
     usual = mma_layout.layout_for(d, d, itemsize=itemsize)
     for warps, row_tiles, block_k, min_blocks in MMA[itemsize]:
@@ -73,17 +131,16 @@ def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
         yield from (replace(shape, chain=x) for x in (CHAINS if itemsize == 4 else (shape.chain,)))
 
 
-def measure(variant: str, layouts: list[Any], shape: Shape) -> list[tuple[Any, float]]:
-    """TFLOP/s of each layout that keeps everything in registers, the best first."""
+def measure(variant: str, layouts: list[Any], shape: Shape) -> dict[Any, float]:
+    """TFLOP/s of each layout that keeps everything in registers."""
     q, k, v, out = inputs(shape)
-    options = {"out": out, "is_causal": shape.is_causal, "variant": variant}
+    given = {"out": out, "is_causal": shape.is_causal, "variant": variant}
     launches = {
-        layout: Contestant(prepare(q, k, v, layout=layout, **options).launch)
+        layout: Contestant(prepare(q, k, v, layout=layout, **given).launch)
         for layout in layouts
         if not load(Kernel(variant, layout, shape.dtype), 0).loaded.local_bytes
     }
-    took = side_by_side(launches)
-    return sorted(((x, shape.flops / s / 1e12) for x, s in took.items()), key=lambda x: -x[1])
+    return {x: shape.flops / took / 1e12 for x, took in side_by_side(launches).items()}
 
 
 def named(layout: Any) -> str:
@@ -91,4 +148,5 @@ def named(layout: Any) -> str:
     if isinstance(layout, mma_layout.MmaLayout):
         shape = f"{layout.warps}x{layout.row_tiles}x{layout.block_k}/{layout.min_blocks}"
         return shape if layout.itemsize == 2 else f"{shape} chain {layout.chain}"
-    return f"{layout.block_q}x{layout.block_k}/{layout.stages} early {layout.early}"
+    stages = f"{layout.stages}+{layout.q_stages}"
+    return f"{layout.block_q}x{layout.block_k}/{stages} early {layout.early}"

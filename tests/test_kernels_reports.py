@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -225,3 +226,43 @@ def test_peers_without_a_shape_say_so() -> None:
 
     with pytest.raises(ValueError, match=r"--d 77: must be of a shape .*: d 64, 96, 128, 256; n"):
         peers.main(widths=(77,))
+
+
+def test_the_rows_of_a_table_follow_from_speeds() -> None:
+    """Those of d 64 from what an H200 gave once."""
+    from kernels import mma_layout, sm90_layout, tune
+
+    long, short = (sm90_layout.Sm90Layout(64, 64, **row[-1]) for row in sm90_layout.LAYOUTS[:2])
+    shallow = replace(long, stages=2)
+    found = {
+        False: {512: (438, 432, 424), 1024: (502, 491, 489), 2048: (576, 497, 568),
+                4096: (567, 507, 589)},
+        True: {512: (248, 278, 245), 1024: (330, 378, 327), 2048: (464, 451, 457),
+               4096: (516, 468, 518)},
+    }  # fmt: skip
+    speeds = {
+        (is_causal, n): dict(zip((long, short, shallow), map(float, took), strict=True))
+        for is_causal, rows in found.items()
+        for n, took in rows.items()
+    }
+    assert tuple(tune.table(64, speeds)) == sm90_layout.LAYOUTS[:2]
+    alike = {key: {long: 101.0, short: 100.5} for key in speeds}
+    alike[True, 512] = {long: 100.0, short: 102.0}  # two rows would gain a quarter of a percent
+    assert tune.table(64, alike) == [(64, 64, 0, 0, tune.options(long))]
+    alone = {key: {short: 1.0} for key in speeds}
+    assert tune.table(64, alone) == [(64, 64, 0, 0, tune.options(short))]
+    layout, other = (mma_layout.layout_for(d, d) for d in (256, 192))
+    took = {(False, 1024): {other: 1.0, layout: 3.0}, (True, 1024): {other: 2.0, layout: 1.0}}
+    assert tune.table(256, took) == [mma_layout.LAYOUTS[2, True][-1]]
+
+
+def test_every_layout_of_a_hopper_gpus_tables_is_timed() -> None:
+    from kernels import mma_layout, sm90_layout, tune
+
+    for dtype, itemsize in (("float16", 2), ("float32", 4)):
+        for d, e, _ in mma_layout.LAYOUTS[itemsize, True]:
+            layout = mma_layout.layout_for(d, d, itemsize=itemsize)
+            assert d != e or layout in tune.candidates("mma", d, dtype)
+    for d, e, *_, options in sm90_layout.LAYOUTS:
+        layout = sm90_layout.Sm90Layout(d, d, **options)
+        assert d != e or layout in tune.candidates("sm90", d, "float16")
