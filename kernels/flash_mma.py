@@ -10,10 +10,15 @@ buffer     where                          layout                            writ
 Q          shared [Br, W]                 rows of 16-byte chunks, swizzled  fetch_Q; scores
 K          shared 2 stages x [Bc, D]      the same                          fetch_K; scores
 V          shared 2 stages x [Bc, E]      the same                          fetch_V; accumulate
-S, P       registers [MT, Bc / 8, 4]      mma's C: a pair of columns of     scores, hide, weigh;
-                                          rows g and g + 8                  accumulate
+S, P       registers [MT, Bc / 8, 4]      mma's C: a pair of columns of     scores, hide, fits or
+                                          rows g and g + 8                  exponentials;
+                                                                            accumulate
 O (acc)    registers [MT, E / 8, 4]       the same                          accumulate; store
-m, l       registers [MT, 2]              rows g and g + 8                  weigh, add_sums; store
+m          registers [MT, 2]              rows g and g + 8                  raise_maxima; fits,
+                                                                            exponentials
+l          registers [MT, 2]              the same                          exponentials,
+                                                                            add_tile, add_sums;
+                                                                            store
 O (out)    Q's rows of the same warp,     as Q                              store; store
            16-bit types only
 =========  =============================  ================================  =====================
@@ -23,9 +28,10 @@ shared memory only, as zeros. m is in base 2: P = 2**(S c - m) with c = scale lo
 m c takes the place of m.
 
 Softmax is the same for any m, if 2**(S c - m) neither overflows nor vanishes. So in 16-bit types a
-tile that all of a warp's rows see is weighed with the maxima of the tiles before, unseen; if a
-lane's sum passes `LIMIT`, the warp computes its scores again, and new maxima. The result differs by
-rounding alone: P has as many bits at `LIMIT` as at 1.
+tile that all of a warp's rows see, but its first, is weighed with the maxima of the tiles before,
+unseen; if a lane's sum passes `LIMIT`, the warp computes its scores again, and new maxima. The
+result differs by rounding alone: P has as many bits at `LIMIT` as at 1, though a row's largest is
+not exactly 1 any more, and is rounded as the others are.
 
 A hidden key's V meets weight 0 in the product, which is not enough if it is infinite or NaN, and
 infinities do not survive splitting into TF32: a warp that ends with such a value in a sum computes
@@ -154,7 +160,7 @@ def flash_mma(layout: MmaLayout, dtype: str):
             row0, lane = i32((thread >> 5) * ROWS), i32(thread & 31)
             scores(S, A, u32(base + row0 * Q_PITCH), u32(base + K0 + stage), lane)
             masked = keys < Bc or i32(first + row0) > 1 - ROWS or i32(last + row0) < Bc - 1
-            if FAST and not masked and opens == 0 and factor != ONE:
+            if FAST and not masked and opens == 0 and factor != ONE:  # ONE: S would need scaling
                 if fits(m, sums, S, factor):
                     add_tile(l, sums)
                 else:  # S is lost, and m was too small

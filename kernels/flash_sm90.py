@@ -44,7 +44,8 @@ last P V of the one before, which is stored while the tensor cores go on.
 that every row sees is weighed with the maxima of the tiles before, unseen; only if a lane's sum
 passes `LIMIT` does its warp compute the tile again, with new maxima. It cannot repeat the product,
 as wgmma is a warpgroup's: it uses mma.sync. The result differs by rounding alone: P has as many
-bits at `LIMIT` as at 1. ``maxima="exact"`` in the layout compiles the online softmax.
+bits at `LIMIT` as at 1, though a row's largest is not exactly 1 any more, and is rounded as the
+others are. ``maxima="exact"`` in the layout compiles the online softmax.
 
 **Hidden keys.** Tiles in which some row sees some keys only, and every first tile, take the exact
 way. A hidden key has P = 0, which is not enough if its V is infinite or NaN, as in `flash_mma`: a

@@ -62,6 +62,11 @@ class MmaLayout:
             size = getattr(self, name)
             if size < 1 or size & (size - 1):
                 raise ValueError(f"{name}: {size} must be a power of two, which threads share out")
+        chunks = max(self.d, self.e) // self.chunk
+        if chunks > self.threads:
+            raise ValueError(
+                f"warps: {self.warps} have too few threads for the {chunks} copies of a row"
+            )
 
     @property
     def block_q(self) -> int:
@@ -150,8 +155,9 @@ def layout_for(
 
 # Bytes of an element, and whether the device is an sm_90 up, with 227 KiB of shared memory a block;
 # the others have at least 99. Then the largest d and e, and warps, row tiles a warp, Bc, blocks an
-# SM. The first row that fits is taken. Measured with ``python -m kernels tune``, on an H200. A lane
-# holds MT * (Bc + e) / 2 sums in its 255 registers.
+# SM. The first row that fits is taken. Measured on an H200, with ``python -m kernels tune`` where d
+# and e are alike. A lane holds MT * (Bc + e) / 2 sums in its 255 registers: where they are not
+# enough for 64 keys, 32 are taken.
 LAYOUTS = {
     (2, True): (
         (64, 64, (4, 2, 64, 2)),

@@ -244,6 +244,7 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
 
     @word
     def add_tile(l, sums):
+        """l with the sums of a tile whose weights were kept."""
         for i in range(MT):
             for h in range(2):
                 l[i, h] = fadd(l[i, h], sums[i, h])

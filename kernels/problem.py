@@ -204,8 +204,9 @@ def _scale(scale: float | None, d: int) -> float:
     if scale is None:
         return 1 / math.sqrt(d)
     value = _real("scale", scale)
-    if not abs(value) <= float(np.finfo(np.float32).max):
+    if not abs(value) * math.log2(math.e) <= float(np.finfo(np.float32).max):
         raise ValueError(
-            f"scale: {shown(scale)} must be finite in float32, the kernels' arithmetic"
+            f"scale: {shown(scale)} must be finite in float32, the kernels' arithmetic, "
+            "and so must log2(e) times it"
         )
     return value

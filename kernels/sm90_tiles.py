@@ -11,7 +11,8 @@ P goes from the sums of one product to the operand of the next without leaving i
 m, l and whatever else belongs to rows have two values a lane, h = 0 and 1.
 
 m is in base 2: P = 2**(S c - m) with c = scale log2(e). A row that has seen nothing has m = LOWEST,
-which is finite: S = -inf gives P = 0, and the first real score an infinite one, if m is not raised.
+which is finite: S = -inf gives P = 0, and a first score of usual size an infinite one, if m is not
+raised.
 
 Read next: HOPPER.md, why the kernel is as it is.
 """

@@ -27,7 +27,7 @@ MMA = {  # bytes of an element: warps, row tiles a warp, Bc, blocks an SM
     4: ((4, 2, 32, 2), (4, 1, 32, 2), (4, 1, 32, 3), (4, 2, 16, 2), (8, 2, 16, 1), (4, 1, 16, 3),
         (4, 1, 16, 1)),
 }  # fmt: skip
-CHAINS = (2, 4)  # of float32: steps that tensor cores sum
+CHAINS = (2, 4)  # of float32: steps that tensor cores sum; the table has the first
 SM90 = (  # groups, Bc, stages, of Q, column tiles that come early; wide ones have room for few
     (2, 128, 2, 2, 4), (2, 128, 2, 2, 8), (2, 128, 3, 2, 8), (2, 128, 4, 3, 4), (2, 112, 2, 2, 4),
     (2, 96, 2, 1, 6), (2, 80, 2, 1, 5), (2, 64, 2, 1, 4), (2, 64, 3, 1, 4), (3, 128, 2, 2, 8),
@@ -73,10 +73,14 @@ def main(
 def table(d: int, speeds: Found) -> list[tuple[Any, ...]]:
     """The rows of ``LAYOUTS`` for width d: those with the largest geometric mean of speeds.
 
-    For `flash_mma` that is one layout; for `flash_sm90` one for long rows and, where that gains
-    more than `GAIN`, another for short ones. From which N on rows are long depends on the mask.
+    For `flash_mma` that is one layout, of those whose chain is the usual one; for `flash_sm90` one
+    for long rows and, where that gains more than `GAIN`, another for short ones. From which N on
+    rows are long depends on the mask.
     """
     (layouts, *_) = speeds.values()
+    layouts = [x for x in layouts if getattr(x, "chain", CHAINS[0]) == CHAINS[0]]
+    if not layouts:  # all of them spill
+        return []
     one = max(layouts, key=lambda x: total(speeds, x, x)[0])
     if isinstance(one, mma_layout.MmaLayout):
         return [(d, d, (one.warps, one.row_tiles, one.block_k, one.min_blocks))]

@@ -324,6 +324,8 @@ def test_layouts_fit_a_devices_shared_memory(capability, most):
     assert not takes(264, 8)
     with pytest.raises(ValueError, match="at most 256"):
         layout_for(272, 8)
+    with pytest.raises(ValueError, match="warps: 1 have too few threads for the 48 copies"):
+        MmaLayout(16, 192, 1, 1, 16, itemsize=4)
 
 
 @pytest.mark.parametrize(

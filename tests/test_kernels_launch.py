@@ -90,6 +90,7 @@ FROZEN.flags.writeable = False
         ({"scale": np.inf}, ValueError, "scale: inf must be finite"),
         ({"scale": float("nan")}, ValueError, "scale: nan must be finite"),
         ({"scale": 1e300}, ValueError, r"scale: 1e\+300 must be finite in float32"),
+        ({"scale": -2.36e38}, ValueError, r"-2.36e\+38 must .* so must log2\(e\) times it"),
         ({"scale": "big"}, TypeError, "scale: 'big' must be a number"),
         ({"scale": "0.5"}, TypeError, "scale: '0.5' must be a number"),
         ({"scale": b"1"}, TypeError, "scale: b'1' must be a number"),

@@ -251,9 +251,13 @@ def test_the_rows_of_a_table_follow_from_speeds() -> None:
     assert tune.table(64, alike) == [(64, 64, 0, 0, tune.options(long))]
     alone = {key: {short: 1.0} for key in speeds}
     assert tune.table(64, alone) == [(64, 64, 0, 0, tune.options(short))]
+    assert tune.table(64, {(False, 512): {}}) == []
     layout, other = (mma_layout.layout_for(d, d) for d in (256, 192))
     took = {(False, 1024): {other: 1.0, layout: 3.0}, (True, 1024): {other: 2.0, layout: 1.0}}
     assert tune.table(256, took) == [mma_layout.LAYOUTS[2, True][-1]]
+    layout = mma_layout.layout_for(64, 64, itemsize=4)
+    took = {(False, 1024): {layout: 1.0, replace(layout, chain=4): 2.0}}  # not in the table
+    assert tune.table(64, took) == [mma_layout.LAYOUTS[4, True][0]]
 
 
 def test_every_layout_of_a_hopper_gpus_tables_is_timed() -> None:
