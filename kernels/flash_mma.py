@@ -35,7 +35,8 @@ not exactly 1 any more, and is rounded as the others are.
 
 A hidden key's V meets weight 0 in the product, which is not enough if it is infinite or NaN, and
 infinities do not survive splitting into TF32: a warp that ends with such a value in a sum computes
-its rows again, ``exactly``, key by key. Then it reads more than the closed form says.
+its rows again, ``exactly``, key by key. Then it reads more than the closed form says. So it does
+where scores are so large, 10**7 and more, that m's rounding made weights vanish.
 
 Tensors are addresses with strides (batch, head, row) in elements; every row is aligned to 16 bytes.
 Row r sees the keys r + s - n - left .. r + s - n + right: causal is right = 0, unlimited is n + s.
@@ -191,7 +192,7 @@ def flash_mma(layout: MmaLayout, dtype: str):
         L += (u64(batch * heads + head) * u64(n) + u64(i0)) * u64(4)
 
         add_sums(m, l, factor)
-        mark = strange(acc, l)
+        mark = strange(m, l, acc)
         if ballot(u32(0) if mark == ZERO else u32(1)) == 0:
             store(O, O_row, acc, l, base, row0, rows, e, lane)
             if want_L != 0:

@@ -49,7 +49,8 @@ others are. ``maxima="exact"`` in the layout compiles the online softmax.
 
 **Hidden keys.** Tiles in which some row sees some keys only, and every first tile, take the exact
 way. A hidden key has P = 0, which is not enough if its V is infinite or NaN, as in `flash_mma`: a
-warp whose rows come out so leaves a mark, and in the end computes those rows again, key by key.
+warp whose rows come out so leaves a mark, and in the end computes those rows again, key by key. So
+it does where scores are so large, 10**7 and more, that m's rounding made weights vanish.
 
 Tensors come twice: as tensor maps of [batch, head, row, column], boxes of 64 columns and Br, Bc,
 Bc and 16 rows, for the copies; as addresses with strides (batch, head, row) in elements for those
@@ -61,7 +62,7 @@ Read next: ``sm90_tiles.py``, the words.
 from __future__ import annotations
 
 from ._cuda import cuda, types, word
-from .mma_tiles import LIMIT, LOG2E, ZERO, log_sum, quotient
+from .mma_tiles import LIMIT, LOG2E, NAN, ZERO, log_sum, quotient, vanished
 from .ptx import (
     anew,
     ballot,
@@ -272,6 +273,12 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
     # ---- the output
 
     @word
+    def inverse(m, l):
+        """1 / l; 0 if the row saw nothing; NaN, which leaves a mark, if its weights vanished."""
+        usual = ZERO if l == ZERO else rcp(l)
+        return NAN if vanished(m, l) else usual
+
+    @word
     def send(O_map, staging, first, row, head, batch):
         """Begin to store ``OB`` column blocks; rows past n and columns past e are left out."""
         for b in range(OB):
@@ -291,8 +298,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         for h in range(2):
             part = fadd(l[h], shfl_xor(l[h], 1))
             l[h] = fadd(part, shfl_xor(part, 2))
-        inverse0 = ZERO if l[0] == ZERO else rcp(l[0])
-        inverse1 = ZERO if l[1] == ZERO else rcp(l[1])
+        inverse0, inverse1 = inverse(m[0], l[0]), inverse(m[1], l[1])
         strange = u32(0)
         for first in range(0, EB, OB):
             if lane == 0:

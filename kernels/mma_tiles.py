@@ -62,7 +62,8 @@ from .ptx import (
     widen_f16,
 )
 
-ZERO, ONE, INF = np.float32(0), np.float32(1), np.float32(np.inf)
+ZERO, HALF, ONE, INF = np.float32(0), np.float32(0.5), np.float32(1), np.float32(np.inf)
+NAN = np.float32(np.nan)
 SMALLEST = np.float32(2.0**-126)  # below it float32 products are flushed to 0
 LOWEST = np.float32(np.finfo(np.float32).min)  # m of a row that has seen nothing
 LIMIT = np.float32(4096)  # of a lane's sum in a row of a tile: P is finite in float16
@@ -77,6 +78,15 @@ ARITHMETIC = {
 def quotient(x, y):
     """x // y of numbers that are not negative, in 32 bits: Numba's own takes 64."""
     return i32(u32(x) // u32(y))
+
+
+@word
+def vanished(m, l):
+    """Whether the weights of a row that sees something are too small.
+
+    The largest should be 1. But m is rounded, if it is large by whole octaves, and S c - m is not.
+    """
+    return m > LOWEST and l < HALF
 
 
 @word
@@ -262,12 +272,14 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
         unroll_loops()
 
     @word
-    def strange(acc, l):
-        """NaN if a sum of this lane is NaN or infinite, else 0."""
+    def strange(m, l, acc):
+        """NaN if a sum of this lane is NaN, infinite, or of weights that vanished; else 0."""
         mark = ZERO
         for i in range(MT):
             for h in range(2):
                 mark = fma(l[i, h], ZERO, mark)
+                if not RAW and vanished(m[i, h], l[i, h]):
+                    mark = NAN
                 for j in range(ET):
                     mark = fma(acc[i, j, 2 * h], ZERO, mark)
                     mark = fma(acc[i, j, 2 * h + 1], ZERO, mark)
