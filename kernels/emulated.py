@@ -59,8 +59,8 @@ def layout_with(
         raise ValueError(f"dtype: {problem.dtype} must be float16 or bfloat16 for sm90")
     layout = usual_layout(variant, problem)
     if isinstance(layout, MmaLayout):
-        chunks = max(layout.d, layout.e) // layout.chunk  # a row's, each copied by one thread
-        _check_block("block_q", block_q, [rows for rows in ROWS if 2 * rows >= chunks])
+        enough = [rows for rows in ROWS if 2 * rows >= layout.Q_swizzle.chunks]  # 2: threads a row
+        _check_block("block_q", block_q, enough)
         _check_block("block_k", block_k, ROWS)
         if block_q is not None:
             layout = replace(layout, warps=block_q // 16, row_tiles=1)

@@ -10,14 +10,13 @@ buffer     where                          layout                            writ
 Q          shared [Br, W]                 rows of 16-byte chunks, swizzled  fetch_Q; scores
 K          shared 2 stages x [Bc, D]      the same                          fetch_K; scores
 V          shared 2 stages x [Bc, E]      the same                          fetch_V; accumulate
-S, P       registers [MT, Bc / 8, 4]      mma's C: a pair of columns of     scores, hide, fits or
+S, P       registers [MT, Bc / 8, 4]      mma's C: a pair of columns of     scores, hide,
                                           rows g and g + 8                  exponentials;
                                                                             accumulate
 O (acc)    registers [MT, E / 8, 4]       the same                          accumulate; store
-m          registers [MT, 2]              rows g and g + 8                  raise_maxima; fits,
+m          registers [MT, 2]              rows g and g + 8                  raise_maxima;
                                                                             exponentials
-l          registers [MT, 2]              the same                          exponentials,
-                                                                            add_tile, add_sums;
+l          registers [MT, 2]              the same                          add_tile, add_sums;
                                                                             store
 O (out)    Q's rows of the same warp,     as Q                              store; store
            16-bit types only
@@ -72,7 +71,8 @@ def flash_mma(layout: MmaLayout, dtype: str):
     fetch_Q, fetch_K, fetch_V = w.fetch_Q, w.fetch_K, w.fetch_V
     start_Q, start_K, start_V = w.start_Q, w.start_K, w.start_V
     reset, scores, scale_first, hide = w.reset, w.scores, w.scale_first, w.hide
-    raise_maxima, exponentials, fits, add_tile = w.raise_maxima, w.exponentials, w.fits, w.add_tile
+    raise_maxima, exponentials = w.raise_maxima, w.exponentials
+    outgrown, add_tile = w.outgrown, w.add_tile
     accumulate, add_sums, strange, exactly = w.accumulate, w.add_sums, w.strange, w.exactly
     store, store_L = w.store, w.store_L
     FAST = layout.itemsize == 2  # maxima are reused
@@ -162,13 +162,12 @@ def flash_mma(layout: MmaLayout, dtype: str):
             scores(S, A, u32(base + row0 * Q_PITCH), u32(base + K0 + stage), lane)
             masked = keys < Bc or i32(first + row0) > 1 - ROWS or i32(last + row0) < Bc - 1
             if FAST and not masked and opens == 0 and factor != ONE:  # ONE: S would need scaling
-                if fits(m, sums, S, factor):
-                    add_tile(l, sums)
-                else:  # S is lost, and m was too small
+                exponentials(m, sums, S, factor)
+                if outgrown(sums):  # m was too small, and S is lost
                     lane = i32(anew(u32(lane)))
                     scores(S, A, u32(base + row0 * Q_PITCH), u32(base + K0 + stage), lane)
                     raise_maxima(m, l, acc, S, factor)
-                    exponentials(m, l, S, factor)
+                    exponentials(m, sums, S, factor)
             else:
                 opens = i32(0)
                 if factor == ONE:
@@ -176,7 +175,8 @@ def flash_mma(layout: MmaLayout, dtype: str):
                 if masked:
                     hide(S, first, last, keys, i32(row0 + (lane >> 2)), i32((lane & 3) * 2))
                 raise_maxima(m, l, acc, S, factor)
-                exponentials(m, l, S, factor)
+                exponentials(m, sums, S, factor)
+            add_tile(l, sums)
             accumulate(acc, A, S, l, u32(base + V0 + stage), i32(anew(u32(lane))))
             stage = u32(STAGE - stage)
             j0 = following

@@ -184,8 +184,8 @@ class Prepared:
         if self._built is None:  # nothing to compute
             return
         handle = tensors.stream_of(self._views[0], stream)
-        with driver.on_device(self._plan.device):
-            self._built.loaded.launch(self._plan.grid, handle, self._arguments)
+        plan = self._plan
+        driver.launch(self._built.loaded, plan.device, plan.grid, handle, self._arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class MmaLayout:
             size = getattr(self, name)
             if size < 1 or size & (size - 1):
                 raise ValueError(f"{name}: {size} must be a power of two, which threads share out")
-        chunks = max(self.d, self.e) // self.chunk
+        chunks = self.Q_swizzle.chunks  # a row's, each copied by one thread
         if chunks > self.threads:
             raise ValueError(
                 f"warps: {self.warps} have too few threads for the {chunks} copies of a row"

@@ -221,8 +221,8 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
         unroll_loops()
 
     @word
-    def exponentials(m, l, S, factor):
-        """P = 2**(S factor - m) in S's place; l stays this lane's part of the sum."""
+    def exponentials(m, sums, S, factor):
+        """P = 2**(S factor - m) in S's place, and this lane's sums of it."""
         for i in range(MT):
             for h in range(2):
                 total = ZERO
@@ -232,29 +232,22 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
                         p = ex2(fmul(fadd(x, -top), factor) if RAW else fma(x, factor, -top))
                         S[i, j, 2 * h + c] = p
                         total += p
-                l[i, h] = fadd(l[i, h], total)
+                sums[i, h] = total
         unroll_loops()
 
     @word
-    def fits(m, sums, S, factor):
-        """`exponentials` with old maxima, the sums apart; whether those are below `LIMIT`."""
+    def outgrown(sums):
+        """Whether a lane's sum passes `LIMIT`, or is NaN."""
         grown = u32(0)
         for i in range(MT):
             for h in range(2):
-                total = ZERO
-                for j in range(NT):
-                    for c in range(2):
-                        p = ex2(fma(S[i, j, 2 * h + c], factor, -m[i, h]))
-                        S[i, j, 2 * h + c] = p
-                        total += p
-                sums[i, h] = total
-                grown = grown if total <= LIMIT else u32(1)
+                grown = grown if sums[i, h] <= LIMIT else u32(1)
         unroll_loops()
-        return ballot(grown) == 0
+        return ballot(grown) != 0
 
     @word
     def add_tile(l, sums):
-        """l with the sums of a tile whose weights were kept."""
+        """l stays this lane's part of a row's sum."""
         for i in range(MT):
             for h in range(2):
                 l[i, h] = fadd(l[i, h], sums[i, h])
@@ -300,7 +293,7 @@ def words(layout: MmaLayout, dtype: str) -> SimpleNamespace:
     return SimpleNamespace(
         fetch_Q=fetch_Q, fetch_K=fetch_K, fetch_V=fetch_V, start_Q=start_Q, start_K=start_K,
         start_V=start_V, reset=reset, scores=own.scores, scale_first=scale_first, hide=hide,
-        raise_maxima=raise_maxima, exponentials=exponentials, fits=fits, add_tile=add_tile,
+        raise_maxima=raise_maxima, exponentials=exponentials, outgrown=outgrown, add_tile=add_tile,
         accumulate=own.accumulate, add_sums=add_sums, strange=strange, store=own.store,
         store_L=store_L, A_shape=own.A_shape,
         exactly=exactly_by(layout, own.load, own.save),

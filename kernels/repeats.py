@@ -49,11 +49,7 @@ class Repeat:
         if arguments is None:
             return None
         stream = tensors.torch_stream(plan.device)
-        if driver.is_current(plan.device):  # nearly always, and a `with` would take a while
-            self.loaded.launch(plan.grid, stream, arguments)
-        else:
-            with driver.on_device(plan.device):
-                self.loaded.launch(plan.grid, stream, arguments)
+        driver.launch(self.loaded, plan.device, plan.grid, stream, arguments)
         return out if lse is None else (out, lse)
 
     def _arguments(self, addresses: tuple[int, ...]) -> Arguments | None:

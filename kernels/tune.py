@@ -110,11 +110,11 @@ def total(speeds: Found, long: Any, short: Any) -> tuple[float, list[int]]:
 def options(layout: sm90_layout.Sm90Layout) -> dict[str, int]:
     """What tells it from others of its widths."""
     usual = sm90_layout.Sm90Layout(layout.d, layout.e, layout.groups, layout.block_k)
-    named = {x: getattr(layout, x) for x in ("groups", "block_k", "stages", "q_stages", "early")}
+    given = {x: getattr(layout, x) for x in ("groups", "block_k", "stages", "q_stages", "early")}
     for name in ("stages", "q_stages"):
-        if named[name] == getattr(usual, name):
-            del named[name]
-    return named
+        if given[name] == getattr(usual, name):
+            del given[name]
+    return given
 
 
 def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Keys whose scores go up and down in ways that hurt maxima which are kept from earlier tiles."""
+"""Scores that hurt maxima: kept from earlier tiles, or rounded."""
 
 from __future__ import annotations
 
@@ -25,3 +25,22 @@ def keys_of(kind, s, d, *, last_first):
     K = 0.1 * rng.standard_normal((s, d))
     K[:, 0] = sizes / 256
     return K
+
+
+def larger_than_their_octaves(dtype):
+    """Several q [1, n, 16], k and v [1, 60, 16]: m, about 10**9, is rounded to 64 and more.
+
+    Then the largest weight would be 2**-32 or infinite.
+    """
+    rng = np.random.default_rng(5)
+    v = np.random.default_rng(0).standard_normal((1, 60, 16)).astype(dtype)
+    for n in (*[1] * 8, 40):
+        q, k = (1 + 0.3 * rng.standard_normal((1, rows, 16)) for rows in (n, 60))
+        yield (3e4 * q).astype(dtype), (2e4 * k).astype(dtype), v
+
+
+def assert_octaves_are_kept(done, right, L):
+    """``done`` is near float64's output and L, as far as float32 can tell two such scores apart."""
+    best = np.abs(done.out.astype(np.float64) - right).max(axis=-1) < 0.02
+    assert best.mean() > 0.9
+    assert np.abs(done.lse / L - 1).max() < 1e-6

@@ -292,6 +292,7 @@ def fake_gpu(monkeypatch) -> types.SimpleNamespace:
     monkeypatch.setattr(driver, "device_of", lambda address: address >> 30)
     monkeypatch.setattr(driver, "wait_for", lambda *what: seen.waits.append(what))
     monkeypatch.setattr(compiled, "load", load)
+    monkeypatch.setattr(driver, "is_current", lambda device: False)
     monkeypatch.setattr(driver, "on_device", on_device)
     monkeypatch.setattr(tensors, "empty", lambda like, shape, dtype, stream: CudaArray(shape))
     return seen
