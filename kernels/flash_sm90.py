@@ -38,7 +38,8 @@ empty Q, K,V  one of each warp     producer    read-write: what is copied over (
 products are given to the tensor cores together, and softmax works on S while P V runs. Named
 barriers let one warpgroup at a time issue products: while it has the tensor cores, the others have
 the exponentials. Items follow each other without a pause: the first S of an item is issued with the
-last P V of the one before, which is stored while the tensor cores go on.
+last P V of the one before, which is stored while the tensor cores go on. A warpgroup whose rows of
+an item are all past the last one sits it out: it passes its turns on, and releases each stage.
 
 **Maxima.** Softmax is the same for any m, if 2**(S c - m) neither overflows nor vanishes. So a tile
 that every row sees is weighed with the maxima of the tiles before, unseen; only if a lane's sum
@@ -123,6 +124,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
     NT, EARLY = Bc // 8, layout.early
     S_SIZE, P_SIZE, O_SIZE, E32 = Bc // 2, Bc // 4, layout.e // 2, -(-layout.e // 32)
     FAST, KEEPS_Q = layout.maxima == "fast", layout.d <= 192  # wider, there is no register for it
+    SITS_OUT = layout.sits_out
     Q_STAGES, STAGES, N_SLOTS = layout.q_stages, layout.stages, layout.slots
     DB, EB, OB = layout.d_blocks, layout.e_blocks, layout.O_blocks
     Q_BYTES, K_BYTES, V_BYTES = layout.Q_bytes, layout.K_bytes, layout.V_bytes
@@ -144,6 +146,11 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         return following, turn
 
     @word
+    def barrier(base, start, stage):
+        """A stage's mbarrier."""
+        return u32(u32(base + 8 * stage) + u32(start))
+
+    @word
     def after_slot(slot):
         following = i32(slot + 1)
         return following if following < N_SLOTS else i32(0)
@@ -157,7 +164,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         begin = max(i32(0), i32(i0 + s - n - left))
         end = min(s, i32(i0 + s - n + right + min(i32(Br), i32(n - i0))))
         if end <= begin:
-            blind = quotient(s, Bc)
+            blind = quotient(i32(anew(u32(s))), Bc)  # of no use to other items: keep no register
             return i32(blind + 1), i32(blind + 2)
         return quotient(begin, Bc), quotient(i32(end + (Bc - 1)), Bc)
 
@@ -177,13 +184,13 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
     @word
     def copy_tile(base, K_map, V_map, row, head, batch, stage, turn):
         """K and V from this row on, each as soon as its stage is empty."""
-        full_K, full_V = u32(base + FULL_K + 8 * stage), u32(base + FULL_V + 8 * stage)
-        mbar_wait(u32(base + EMPTY_K + 8 * stage), turn)  # read-write: K of a tile before
+        full_K, full_V = barrier(base, FULL_K, stage), barrier(base, FULL_V, stage)
+        mbar_wait(barrier(base, EMPTY_K, stage), turn)  # read-write: K of a tile before
         mbar_expect(full_K, K_BYTES)
         for b in range(DB):
             at = u32(base + K0 + stage * K_BYTES + b * K_BLOCK)
             tma_load_4d(at, K_map, b * BLOCK_COLUMNS, row, head, batch, full_K)
-        mbar_wait(u32(base + EMPTY_V + 8 * stage), turn)  # read-write: V of a tile before
+        mbar_wait(barrier(base, EMPTY_V, stage), turn)  # read-write: V of a tile before
         mbar_expect(full_V, V_BYTES)
         for b in range(EB):
             at = u32(base + V0 + stage * V_BYTES + b * K_BLOCK)
@@ -208,8 +215,8 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         slot = i32(0)
         i0, head, batch = item(entry, n, heads)
         while i0 >= 0:
-            full_Q = u32(base + FULL_Q + 8 * q_stage)
-            mbar_wait(u32(base + EMPTY_Q + 8 * q_stage), q_turn)  # read-write: Q, and an old slot
+            full_Q = barrier(base, FULL_Q, q_stage)
+            mbar_wait(barrier(base, EMPTY_Q, q_stage), q_turn)  # read-write: Q, and an old slot
             st_shared_v4(u32(base + SLOTS + 16 * slot), i0, head, batch, 0)
             mbar_expect(full_Q, Q_BYTES)
             for b in range(DB):
@@ -232,9 +239,9 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
                 t = i32(t - 1)
                 copy_tile(base, K_map, V_map, i32(t * Bc), kv_head, kv_batch, stage, turn)
                 stage, turn = after(stage, turn, STAGES)
-        mbar_wait(u32(base + EMPTY_Q + 8 * q_stage), q_turn)  # read-write: an old slot
+        mbar_wait(barrier(base, EMPTY_Q, q_stage), q_turn)  # read-write: an old slot
         st_shared_v4(u32(base + SLOTS + 16 * slot), i0, 0, 0, 0)
-        mbar_arrive(u32(base + FULL_Q + 8 * q_stage))
+        mbar_arrive(barrier(base, FULL_Q, q_stage))
         unroll_loops()
 
     # ---- consumers: what they wait for, and whom they let go on
@@ -242,7 +249,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
     @word
     def take(base, q_stage, q_turn, slot, n, s, left, right):
         """Wait for an item: its first row, and its key tiles."""
-        mbar_wait(u32(base + FULL_Q + 8 * q_stage), q_turn)  # write-read: Q, and the slot
+        mbar_wait(barrier(base, FULL_Q, q_stage), q_turn)  # write-read: Q, and the slot
         i0, _, _, _ = ld_shared_v4(u32(base + SLOTS + 16 * slot))
         i0 = i32(shfl_idx(i0, 0))  # from one lane: then the compiler knows that all have the same
         first, end = tiles(i0, n, s, left, right)
@@ -255,6 +262,15 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
             mbar_arrive(barrier)
 
     @word
+    def take_next(base, q_stage, q_turn, slot, n, s, left, right, lane):
+        """Release an item's Q, and take the next item: where its Q and slot are, and the same."""
+        release(barrier(base, EMPTY_Q, q_stage), lane)
+        q_stage, q_turn = after(q_stage, q_turn, Q_STAGES)
+        slot = after_slot(slot)
+        i0, first, end = take(base, q_stage, q_turn, slot, n, s, left, right)
+        return q_stage, q_turn, slot, i0, first, end
+
+    @word
     def await_turn(warp):
         """Wait until the tensor cores are this warpgroup's: the one before has issued."""
         bar_sync(u32(1 + (anew(u32(warp)) >> 2)), PAIR)
@@ -264,6 +280,29 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         """They are the next one's."""
         following = u32((anew(u32(warp)) >> 2) + 1)
         bar_arrive(u32(1 + (following if following < G else 0)), PAIR)
+
+    @word
+    def Q_in(Q, q_stage):
+        """The address of a stage of Q; where registers are scarce, computed again for each tile."""
+        return u32((Q if KEEPS_Q else anew(Q)) + q_stage * (Q_BYTES >> 4))
+
+    @word
+    def group_row(warp):
+        """The first of its warpgroup, of a query tile."""
+        return i32(u32(anew(u32(warp)) >> u32(2)) * u32(GROUP_ROWS))
+
+    @word
+    def is_past(i0, n, warp):
+        """Whether the item that begins at row i0 has no row for this warpgroup."""
+        return SITS_OUT and i32(i0 + group_row(warp)) >= n
+
+    @word
+    def sit_out(base, stage, warp, lane):
+        """A tile's turn and releases for a warpgroup without rows, and none of its work."""
+        await_turn(warp)  # read-write: all before it have rows, and have released what was here
+        pass_turn(warp)
+        release(barrier(base, EMPTY_K, stage), lane)
+        release(barrier(base, EMPTY_V, stage), lane)
 
     @word
     def first_row(warp):
@@ -373,11 +412,11 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         left, right = i32(left), i32(right)
         if tid == 0:
             for i in range(Q_STAGES):
-                mbar_init(u32(base + FULL_Q + 8 * i), 1)
-                mbar_init(u32(base + EMPTY_Q + 8 * i), WARPS)
+                mbar_init(barrier(base, FULL_Q, i), 1)
+                mbar_init(barrier(base, EMPTY_Q, i), WARPS)
             for i in range(2 * STAGES):
-                mbar_init(u32(base + FULL_K + 8 * i), 1)  # and V's
-                mbar_init(u32(base + EMPTY_K + 8 * i), WARPS)
+                mbar_init(barrier(base, FULL_K, i), 1)  # and V's
+                mbar_init(barrier(base, EMPTY_K, i), WARPS)
             for i in range(WARPS):
                 st_shared_b32(u32(base + MARKS + 4 * i), 0)
             mbar_init_fence()
@@ -409,112 +448,133 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
             if warpgroup == G - 1:
                 pass_turn(warp)
 
-            # The first tile: there is no P yet. After it, and after each tile below, P is in hand,
-            # its V in stage ``held``, and the next K and V come in ``stage``.
             q_stage, q_turn, slot = i32(0), i32(0), i32(0)
             stage, turn, held = i32(0), i32(0), i32(0)
             i0, first, t = take(base, q_stage, q_turn, slot, n, s, left, right)
-            mbar_wait(u32(base + FULL_K + 8 * stage), turn)  # write-read: K
-            await_turn(warp)
-            begin_scores(S, Q, K)
-            pass_turn(warp)
-            wait_first_S(S)
-            release(u32(base + EMPTY_K + 8 * stage), lane)
-            t = i32(t - 1)
-            reset(m, l)
-            row, key = i32(i0 + first_row(warp)), i32(t * Bc)
-            look(S, m, l, shrink, row, key, n, s, left, right, scale, lane)
-            mbar_wait(u32(base + FULL_V + 8 * stage), turn)  # write-read: V
-            round_P(P, S)
-            clear(acc)
-            stage, turn = after(stage, turn, STAGES)
-
-            while True:
-                # The tiles that all rows of the warpgroup see are ``begin`` .. ``end`` - 1.
-                see = i32(i0 + s - n + warpgroup * GROUP_ROWS)
-                whole = max(i32(0), i32(see - left + (GROUP_ROWS - 1 + Bc - 1)))
-                begin = max(first, quotient(whole, Bc))
-                end = quotient(max(i32(0), min(s, i32(see + right + 1))), Bc)
-                begin = begin if t <= end else t
-                while FAST and begin < t:
-                    mbar_wait(u32(base + FULL_K + 8 * stage), turn)  # write-read: K
-                    await_turn(warp)
-                    begin_scores(
-                        S, u32(Q + q_stage * (Q_BYTES >> 4)), u32(K + stage * (K_BYTES >> 4))
-                    )
-                    begin_output(acc, P, u32(V + held * (V_BYTES >> 4)))
-                    pass_turn(warp)
-                    wait_S(S)
-                    t = i32(t - 1)
-                    for i in range(4):
-                        sums[i] = ZERO
-                    exponentials(S, sums, 0, EARLY, m[0], m[1], c)
-                    # write-read: V. Here and not later, as ptxas moves no wait across another: it
-                    # would put wait_acc above the exponentials, and P V would have run alone.
-                    mbar_wait(u32(base + FULL_V + 8 * stage), turn)
-                    wait_acc(acc)
-                    release(u32(base + EMPTY_V + 8 * held), lane)
-                    exponentials(S, sums, EARLY, NT, m[0], m[1], c)
-                    round_P(P, S)
-                    part0, part1 = fadd(sums[0], sums[1]), fadd(sums[2], sums[3])
-                    if ballot(u32(1) if part0 > LIMIT or part1 > LIMIT else u32(0)) == 0:
-                        l[0] = fadd(l[0], part0)
-                        l[1] = fadd(l[1], part1)
-                    else:  # the old maxima were too small
-                        rows = u32(base + q_stage * Q_BYTES + first_row(warp) * ROW_BYTES)
-                        scores_again(S, rows, u32(base + K0 + stage * K_BYTES), lane)
-                        cuda.syncwarp()  # read-write: K and Q, of all lanes
-                        weigh(S, m, l, shrink, factor_for(S, scale))
-                        rescale(acc, shrink)
-                        round_P(P, S)
-                    release(u32(base + EMPTY_K + 8 * stage), lane)
-                    held = stage
+            while i0 >= 0:
+                if is_past(i0, n, warp):  # a tile of an item without rows for this warpgroup
+                    sit_out(base, stage, warp, lane)
                     stage, turn = after(stage, turn, STAGES)
+                    t = i32(t - 1)
+                    if t == first:
+                        q_stage, q_turn, slot, i0, first, t = take_next(
+                            base, q_stage, q_turn, slot, n, s, left, right, lane
+                        )
+                    continue
 
-                # Another tile; after an item's last one, the first of the next.
-                opens = t == first
-                slot_before = slot
-                for h in range(2):
-                    m_before[h], l_before[h] = m[h], l[h]
-                if opens:
-                    release(u32(base + EMPTY_Q + 8 * q_stage), lane)
-                    q_stage, q_turn = after(q_stage, q_turn, Q_STAGES)
-                    slot = after_slot(slot)
-                    i0, first, t = take(base, q_stage, q_turn, slot, n, s, left, right)
-                    if i0 < 0:
-                        break
-                    reset(m, l)
-                mbar_wait(u32(base + FULL_K + 8 * stage), turn)  # write-read: K
+                # The first tile: there is no P yet. After it, and after each tile below, P is in
+                # hand, its V in stage ``held``, and the next K and V come in ``stage``.
+                mbar_wait(barrier(base, FULL_K, stage), turn)  # write-read: K
                 await_turn(warp)
-                begin_scores(S, u32(Q + q_stage * (Q_BYTES >> 4)), u32(K + stage * (K_BYTES >> 4)))
-                begin_output(acc, P, u32(V + held * (V_BYTES >> 4)))
+                begin_scores(S, Q_in(Q, q_stage), u32(K + stage * (K_BYTES >> 4)))
                 pass_turn(warp)
-                wait_S(S)
-                release(u32(base + EMPTY_K + 8 * stage), lane)
+                wait_first_S(S)
+                release(barrier(base, EMPTY_K, stage), lane)
                 t = i32(t - 1)
+                reset(m, l)
                 row, key = i32(i0 + first_row(warp)), i32(t * Bc)
                 look(S, m, l, shrink, row, key, n, s, left, right, scale, lane)
-                mbar_wait(u32(base + FULL_V + 8 * stage), turn)  # write-read: V
-                wait_acc(acc)
-                release(u32(base + EMPTY_V + 8 * held), lane)
-                if opens:
-                    store(
-                        O_map, L, base, slot_before, acc, m_before, l_before, n, heads, want_L,
-                        warp, lane,
-                    )  # fmt: skip
-                    clear(acc)
-                else:
-                    rescale(acc, shrink)
+                mbar_wait(barrier(base, FULL_V, stage), turn)  # write-read: V
                 round_P(P, S)
+                clear(acc)
                 held = stage
                 stage, turn = after(stage, turn, STAGES)
 
-            # No item is left: the last P V alone.
-            begin_output(acc, P, u32(V + held * (V_BYTES >> 4)))
-            wait_acc(acc)
-            store(
-                O_map, L, base, slot_before, acc, m_before, l_before, n, heads, want_L, warp, lane
-            )
+                while True:
+                    # The tiles that all rows of the warpgroup see are ``begin`` .. ``end`` - 1.
+                    see = i32(i0 + group_row(warp) + s - n)
+                    whole = max(i32(0), i32(see - left + (GROUP_ROWS - 1 + Bc - 1)))
+                    begin = max(first, quotient(whole, Bc))
+                    end = quotient(max(i32(0), min(s, i32(see + right + 1))), Bc)
+                    begin = begin if t <= end else t
+                    while FAST and begin < t:
+                        mbar_wait(barrier(base, FULL_K, stage), turn)  # write-read: K
+                        await_turn(warp)
+                        begin_scores(S, Q_in(Q, q_stage), u32(K + stage * (K_BYTES >> 4)))
+                        begin_output(acc, P, u32(V + held * (V_BYTES >> 4)))
+                        pass_turn(warp)
+                        wait_S(S)
+                        t = i32(t - 1)
+                        for i in range(4):
+                            sums[i] = ZERO
+                        exponentials(S, sums, 0, EARLY, m[0], m[1], c)
+                        # write-read: V. Here and not later, as ptxas moves no wait across another:
+                        # it would put wait_acc above the exponentials, and P V would run alone.
+                        mbar_wait(barrier(base, FULL_V, stage), turn)
+                        wait_acc(acc)
+                        release(barrier(base, EMPTY_V, held), lane)
+                        exponentials(S, sums, EARLY, NT, m[0], m[1], c)
+                        round_P(P, S)
+                        part0, part1 = fadd(sums[0], sums[1]), fadd(sums[2], sums[3])
+                        if ballot(u32(1) if part0 > LIMIT or part1 > LIMIT else u32(0)) == 0:
+                            l[0] = fadd(l[0], part0)
+                            l[1] = fadd(l[1], part1)
+                        else:  # the old maxima were too small
+                            rows = u32(base + q_stage * Q_BYTES + first_row(warp) * ROW_BYTES)
+                            scores_again(S, rows, u32(base + K0 + stage * K_BYTES), lane)
+                            cuda.syncwarp()  # read-write: K and Q, of all lanes
+                            weigh(S, m, l, shrink, factor_for(S, scale))
+                            rescale(acc, shrink)
+                            round_P(P, S)
+                        release(barrier(base, EMPTY_K, stage), lane)
+                        held = stage
+                        stage, turn = after(stage, turn, STAGES)
+
+                    # Another tile; after an item's last one, the first of the next.
+                    opens = t == first
+                    slot_before = slot
+                    for h in range(2):
+                        m_before[h], l_before[h] = m[h], l[h]
+                    if opens:
+                        q_stage, q_turn, slot, i0, first, t = take_next(
+                            base, q_stage, q_turn, slot, n, s, left, right, lane
+                        )
+                        if i0 < 0 or is_past(i0, n, warp):
+                            break
+                        reset(m, l)
+                    mbar_wait(barrier(base, FULL_K, stage), turn)  # write-read: K
+                    await_turn(warp)
+                    begin_scores(S, Q_in(Q, q_stage), u32(K + stage * (K_BYTES >> 4)))
+                    begin_output(acc, P, u32(V + held * (V_BYTES >> 4)))
+                    pass_turn(warp)
+                    wait_S(S)
+                    release(barrier(base, EMPTY_K, stage), lane)
+                    t = i32(t - 1)
+                    row, key = i32(i0 + first_row(warp)), i32(t * Bc)
+                    look(S, m, l, shrink, row, key, n, s, left, right, scale, lane)
+                    mbar_wait(barrier(base, FULL_V, stage), turn)  # write-read: V
+                    wait_acc(acc)
+                    release(barrier(base, EMPTY_V, held), lane)
+                    if opens:
+                        store(
+                            O_map, L, base, slot_before, acc, m_before, l_before, n, heads, want_L,
+                            warp, lane,
+                        )  # fmt: skip
+                        clear(acc)
+                    else:
+                        rescale(acc, shrink)
+                    round_P(P, S)
+                    held = stage
+                    stage, turn = after(stage, turn, STAGES)
+
+                # No item follows: the last P V alone.
+                begin_output(acc, P, u32(V + held * (V_BYTES >> 4)))
+                wait_acc(acc)
+                release(barrier(base, EMPTY_V, held), lane)
+                store(
+                    O_map,
+                    L,
+                    base,
+                    slot_before,
+                    acc,
+                    m_before,
+                    l_before,
+                    n,
+                    heads,
+                    want_L,
+                    warp,
+                    lane,
+                )
             if warpgroup == 0:
                 await_turn(warp)  # which the last warpgroup has passed on
             if lane == 0:

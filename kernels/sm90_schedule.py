@@ -5,11 +5,11 @@ query tile of one head. Four rules make the table:
 
 - A few heads at a time, as many as have query tiles for all blocks (``waves`` times over): K and V
   of the heads under way are what the L2 cache must hold.
-- Among those, items with the most key tiles first. Under a causal mask a head's first query tile
-  visits one key tile, its last one all of them.
-- But the shortest ones, an eighth of a head's work, come last, those of all heads: they fill up
-  what the longer ones leave uneven. Without them the last block of causal N = 1024, d = 128 ends
-  7.7 % later than the mean, with them 1.1 %.
+- Among those, items with the most work first. Under a causal mask a head's first query tile visits
+  one key tile, its last one all of them; and a last query tile may have few rows.
+- But those with the fewest key tiles, an eighth of a head's work, come last, those of all heads:
+  they fill up what the longer ones leave uneven. Without them the last block of causal N = 1024,
+  d = 128 ends 7.7 % later than the mean, with them 1.1 %.
 - Each item to the block that is free first. Then the last block ends later than the mean by less
   than one item.
 
@@ -23,12 +23,12 @@ import heapq
 import numpy as np
 
 from .problem import Problem
-from .sm90_layout import Sm90Layout
+from .sm90_layout import GROUP_ROWS, Sm90Layout
 
 END = 0xFFFFFFFF  # after a block's last item
 HEAP_ITEMS = 1 << 14  # with more, one item is little of what a block computes, in any order
 TILE_COST, ITEM_COST = 5, 3  # an item costs 0.6 of a key tile besides its tiles
-LATE = 8  # the shortest items of a head that come last: an eighth of its work
+LATE = 8  # the items of a head that come last: an eighth of its work
 
 
 def tiles_of(n: int, s: int, left: int, right: int, block_q: int, block_k: int) -> np.ndarray:
@@ -44,6 +44,19 @@ def tiles_of(n: int, s: int, left: int, right: int, block_q: int, block_k: int) 
     return np.where(end > begin, -(-end // block_k) - begin // block_k, 0)
 
 
+def costs_of(tiles: np.ndarray, n: int, block_q: int, sits_out: bool = True) -> np.ndarray:
+    """What each query tile costs, in no unit: [Tr].
+
+    If warpgroups without rows sit out, a tile with one of three takes 0.6 of the time, with two of
+    three 0.8, with one of two 0.75.
+
+    >>> costs_of(np.array([8, 8]), n=192 + 64, block_q=192)
+    array([215, 129])
+    """
+    rows = np.minimum(block_q, n - block_q * np.arange(tiles.size)) if sits_out else block_q
+    return (TILE_COST * tiles + ITEM_COST) * (2 + -(-rows // GROUP_ROWS))
+
+
 def schedule(
     n: int,
     s: int,
@@ -55,6 +68,7 @@ def schedule(
     block_k: int,
     blocks: int,
     waves: int = 1,
+    sits_out: bool = True,
 ) -> np.ndarray:
     """The table [blocks, most items + 1] of uint32; ``heads`` counts those of the whole batch.
 
@@ -64,7 +78,8 @@ def schedule(
     array([[         3,          0, 4294967295],
            [         2,          1, 4294967295]], dtype=uint32)
     """
-    cost = TILE_COST * tiles_of(n, s, left, right, block_q, block_k) + ITEM_COST  # [Tr]
+    tiles = tiles_of(n, s, left, right, block_q, block_k)  # [Tr]
+    cost = costs_of(tiles, n, block_q, sits_out)
     Tr = cost.size
     items = heads * Tr
     if items >= END:
@@ -76,9 +91,10 @@ def schedule(
     order = np.arange(items)
     if cost.min() < cost.max():
         head, tile = np.divmod(order, Tr)
-        shortest = np.argsort(cost, kind="stable")
+        shortest = np.argsort(tiles, kind="stable")
         comes_last = np.zeros(Tr, bool)
-        comes_last[shortest[np.cumsum(cost[shortest]) * LATE <= cost.sum()]] = True
+        if tiles.min() < tiles.max():
+            comes_last[shortest[np.cumsum(cost[shortest]) * LATE <= cost.sum()]] = True
         late = comes_last[tile]
         together_with = np.where(late, 0, head // together)
         order = np.lexsort((head, -cost[tile], together_with, late))
@@ -98,6 +114,7 @@ def work(problem: Problem, layout: Sm90Layout, blocks: int) -> np.ndarray:
     return schedule(
         problem.n, problem.s, problem.left, problem.right, problem.batch * problem.heads,
         block_q=layout.block_q, block_k=layout.block_k, blocks=blocks, waves=layout.waves,
+        sits_out=layout.sits_out,
     )  # fmt: skip
 
 

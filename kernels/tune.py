@@ -33,6 +33,7 @@ SM90 = (  # groups, Bc, stages, of Q, column tiles that come early; wide ones ha
     (2, 96, 2, 1, 6), (2, 80, 2, 1, 5), (2, 64, 2, 1, 4), (2, 64, 3, 1, 4), (3, 128, 2, 2, 8),
     (3, 128, 3, 2, 8), (3, 128, 3, 2, 12), (3, 96, 3, 2, 6),
 )  # fmt: skip
+STAYS = (2, 128, 4, 3, 4)  # with warpgroups without rows at work, too
 GAIN = 1.01  # less is none
 NEVER = 1 << 31
 Found = dict[tuple[bool, int], dict[Any, float]]  # by mask and N: TFLOP/s of each layout
@@ -110,8 +111,9 @@ def total(speeds: Found, long: Any, short: Any) -> tuple[float, list[int]]:
 def options(layout: sm90_layout.Sm90Layout) -> dict[str, int]:
     """What tells it from others of its widths."""
     usual = sm90_layout.Sm90Layout(layout.d, layout.e, layout.groups, layout.block_k)
-    given = {x: getattr(layout, x) for x in ("groups", "block_k", "stages", "q_stages", "early")}
-    for name in ("stages", "q_stages"):
+    names = ("groups", "block_k", "stages", "q_stages", "early", "sits_out")
+    given = {x: getattr(layout, x) for x in names}
+    for name in ("stages", "q_stages", "sits_out"):
         if given[name] == getattr(usual, name):
             del given[name]
     return given
@@ -122,10 +124,14 @@ def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
     itemsize = DTYPES[dtype]
     if variant == "sm90":
         usual = sm90_layout.layout_for(d, d, n=4096, s=4096)
-        for groups, block_k, stages, q_stages, early in SM90:
-            yield replace(
-                usual, groups=groups, block_k=block_k, stages=stages, q_stages=q_stages, early=early
+        for shape in SM90:
+            given = dict(
+                zip(("groups", "block_k", "stages", "q_stages", "early"), shape, strict=True)
             )
+            layout = replace(usual, **given, sits_out=True)
+            yield layout
+            if shape == STAYS:
+                yield replace(layout, sits_out=False)
         return
     usual = mma_layout.layout_for(d, d, itemsize=itemsize)
     for warps, row_tiles, block_k, min_blocks in MMA[itemsize]:
@@ -153,4 +159,5 @@ def named(layout: Any) -> str:
         shape = f"{layout.warps}x{layout.row_tiles}x{layout.block_k}/{layout.min_blocks}"
         return shape if layout.itemsize == 2 else f"{shape} chain {layout.chain}"
     stages = f"{layout.stages}+{layout.q_stages}"
-    return f"{layout.block_q}x{layout.block_k}/{stages} early {layout.early}"
+    stays = "" if layout.sits_out else " stays"
+    return f"{layout.block_q}x{layout.block_k}/{stages} early {layout.early}{stays}"

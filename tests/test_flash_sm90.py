@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -120,6 +122,21 @@ def test_the_time_of_copies_and_the_order_of_warps_make_no_difference(copies, ma
     layout = small(16, 16, groups=2, maxima=maxima, stages=3)
     q, k, v = inputs(130, 100, 16, 16)
     check(q, k, v, layout=layout, is_causal=True, copies=copies, backwards=backwards, blocks=1)
+
+
+@pytest.mark.parametrize("copies", ["late", "early"])
+@pytest.mark.parametrize("maxima", ["fast", "exact"])
+@pytest.mark.parametrize("n", [1, 64, 65, 128, 129, 192, 193, 257])
+def test_warpgroups_without_rows_sit_out(n, maxima, copies):
+    q, k, v = inputs(n, 100, 16, 16, heads=3)
+    layout = small(16, 16, groups=3, maxima=maxima)
+    done = check(q, k, v, layout=layout, copies=copies, blocks=1)
+    stays = check(q, k, v, layout=replace(layout, sits_out=False), copies=copies, blocks=1)
+    np.testing.assert_array_equal(done.out, stays.out)
+    np.testing.assert_array_equal(done.lse, stays.lse)
+    assert stays.report.instructions["stmatrix_x4"] == 3 * -(-n // 192) * 3 * 4
+    warps = 3 * sum(-(-min(192, n - row) // 64) for row in range(0, n, 192)) * 4
+    assert done.report.instructions["stmatrix_x4"] == warps
 
 
 @pytest.mark.parametrize("q_stages", [1, 2])
@@ -257,12 +274,14 @@ def test_scores_of_minus_infinity_weigh_nothing(least):
 # ---- each barrier and wait is needed -------------------------------------------------------------
 
 ORDERS = statements(  # not the turns, which save time and order nothing
-    r" +(cuda\.sync\w+|mbar_\w+|fence_async|wgmma_fence|wait_\w+|stores_\w+|release)\(",
+    r" +(cuda\.sync\w+|mbar_\w+|fence_async|wgmma_fence|wait_\w+|stores_\w+|release)\("
+    r"| +await_turn\(warp\)  # read-write",
     module, sm90_tiles,
 )  # fmt: skip
 
 
 LEAST = small(16, 16, block_k=16, early=1, q_stages=1)
+PAIR = small(16, 16, groups=2, block_k=16, early=1)
 
 
 def everything(**options):
@@ -289,14 +308,21 @@ def test_the_problem_takes_every_way():
     assert used["st_global_b16"] > 0
 
 
+def sitting_out(**options):
+    """Items of two warpgroups; the second has no rows of the first, the third and the last item."""
+    q, k, v = inputs(130, 100, 16, 16, heads=3)
+    table = np.array([[1, 0, 3, 2, 4, 5, END]], np.uint32)
+    return attention(q, k, v, layout=PAIR, table=table, **options)
+
+
 def stop(warp, kind, detail):
     """In place of `Warp.fault`: one is enough."""
     raise KernelFaultError(f"{kind}: {detail}")
 
 
-def is_found(kernel, copies) -> bool:
+def is_found(run, kernel, copies) -> bool:
     try:
-        return not everything(kernel=kernel, copies=copies).report.ok
+        return not run(kernel=kernel, copies=copies).report.ok
     except KernelFaultError:
         return True
 
@@ -307,9 +333,12 @@ def test_no_barrier_or_wait_can_be_left_out(file, line, tmp_path, monkeypatch):
     if file is sm90_tiles:
         monkeypatch.setattr(module, "words", mutant.words)
         mutant = module
-    kernel = mutant.flash_sm90(LEAST, "float16")
     monkeypatch.setattr(Warp, "fault", stop)
-    assert any(is_found(kernel, copies) for copies in ("late", "early"))
+    assert any(
+        is_found(run, mutant.flash_sm90(layout, "float16"), copies)
+        for layout, run in ((LEAST, everything), (PAIR, sitting_out))
+        for copies in ("late", "early")
+    )
 
 
 # ---- layouts and counts --------------------------------------------------------------------------
