@@ -299,7 +299,7 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
     @word
     def sit_out(base, stage, warp, lane):
         """A tile's turn and releases for a warpgroup without rows, and none of its work."""
-        await_turn(warp)  # read-write: all before it have rows, and have released what was here
+        await_turn(warp)  # read-write: all have released what was here a ring ago
         pass_turn(warp)
         release(barrier(base, EMPTY_K, stage), lane)
         release(barrier(base, EMPTY_V, stage), lane)

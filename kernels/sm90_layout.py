@@ -19,6 +19,7 @@ WARP_ROWS = 16
 MOST_KEYS = 128  # a lane's mask has a bit for each of its 32 columns
 SLOT_BYTES = 16
 ALIGNED = 1024  # the swizzle's period
+MAXIMA = ("fast", "exact")
 # A thread's registers, by groups: the producer's, a consumer's. The launch gives all threads the
 # same share of 65536, and setmaxnreg can only move them.
 REGISTERS = {1: (56, 240), 2: (40, 232), 3: (32, 160)}
@@ -46,6 +47,22 @@ class Sm90Layout:
             raise ValueError(
                 f"block_k: {self.block_k} must be a multiple of 16 from 16 to {MOST_KEYS}"
             )
+        # A turn tells a warpgroup that sits out what those before it have released. Those after it
+        # are a tile behind, and may still hold a stage of two.
+        if self.stages < (max(2, self.groups) if self.sits_out else 2):
+            raise ValueError(
+                f"stages: {self.stages} must be at least 2, and with sits_out at least groups, "
+                f"{self.groups}"
+            )
+        if self.q_stages < 1:
+            raise ValueError(f"q_stages: {self.q_stages} must be at least 1")
+        if not 0 <= self.early <= self.block_k // 8:
+            raise ValueError(
+                f"early: {self.early} must be from 0 to the column tiles of block_k, "
+                f"{self.block_k // 8}"
+            )
+        if self.maxima not in MAXIMA:
+            raise ValueError(f"maxima: {self.maxima!r} must be one of {', '.join(MAXIMA)}")
 
     @property
     def block_q(self) -> int:

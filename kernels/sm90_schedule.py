@@ -26,7 +26,7 @@ from .problem import Problem
 from .sm90_layout import GROUP_ROWS, Sm90Layout
 
 END = 0xFFFFFFFF  # after a block's last item
-HEAP_ITEMS = 1 << 14  # with more, one item is little of what a block computes, in any order
+HEAP_ITEMS = 1 << 14  # with more, `_in_rounds` is faster, and one item little of a block's work
 TILE_COST, ITEM_COST = 5, 3  # an item costs 0.6 of a key tile besides its tiles
 LATE = 8  # the items of a head that come last: an eighth of its work
 
@@ -101,9 +101,8 @@ def schedule(
     place = np.arange(items)
     if cost.min() == cost.max():
         owner = place % blocks
-    elif items > HEAP_ITEMS:  # there and back again, so that nobody has the longer one each time
-        owner = place % (2 * blocks)
-        owner = np.minimum(owner, 2 * blocks - 1 - owner)
+    elif items > HEAP_ITEMS:
+        owner = _in_rounds(cost[order % Tr], blocks)
     else:
         owner = _first_free(cost[order % Tr].tolist(), blocks)
     return _table(order, owner, blocks)
@@ -129,6 +128,19 @@ def _first_free(costs: list[int], blocks: int) -> np.ndarray:
         owner.append(entry & mask)
         heapq.heapreplace(free, entry + (cost << bits))
     return np.array(owner)
+
+
+def _in_rounds(costs: np.ndarray, blocks: int) -> np.ndarray:
+    """Each item's block, an item for each block at a time: the longest to the one with least."""
+    owner = np.empty(costs.size, np.int64)
+    spent = np.zeros(blocks, np.int64)
+    for start in range(0, costs.size, blocks):
+        some = costs[start : start + blocks]
+        longest = np.argsort(-some, kind="stable")
+        free = np.argsort(spent, kind="stable")[: some.size]
+        owner[start + longest] = free
+        spent[free] += some[longest]
+    return owner
 
 
 def _table(items: np.ndarray, owner: np.ndarray, blocks: int) -> np.ndarray:

@@ -128,7 +128,7 @@ def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
             given = dict(
                 zip(("groups", "block_k", "stages", "q_stages", "early"), shape, strict=True)
             )
-            layout = replace(usual, **given, sits_out=True)
+            layout = replace(usual, **given, sits_out=given["stages"] >= given["groups"])
             yield layout
             if shape == STAYS:
                 yield replace(layout, sits_out=False)

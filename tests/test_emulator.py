@@ -216,6 +216,28 @@ def test_named_barriers_order_a_producer_and_a_consumer(ordered):
         assert report.kinds() == {"race", "barrier"}  # and it is left half full
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_arrival_may_not_count_for_an_earlier_opening(ordered, backwards):
+    """Whether it did depends on the order of warps; that it may, does not."""
+
+    def kernel(y):
+        tid = i32(cuda.threadIdx.x)
+        for _ in range(4):
+            if tid < 32:
+                bar_arrive(u32(1), u32(64))
+                if ordered:
+                    bar_sync(u32(2), u32(64))  # what came to 1 before has come
+            else:
+                bar_sync(u32(1), u32(64))
+                if ordered:
+                    bar_arrive(u32(2), u32(64))
+
+    report = emulate(kernel, 1, 64, [np.zeros(1, np.uint32)], backwards=backwards)
+    assert report.ok == ordered
+    assert ordered or "race" in report.kinds()
+
+
 def test_tensors_lie_beyond_32_bits_and_only_their_elements_are_theirs():
     def kernel(x, y, row_bytes):
         lane = i32(cuda.threadIdx.x)

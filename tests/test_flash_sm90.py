@@ -129,7 +129,7 @@ def test_the_time_of_copies_and_the_order_of_warps_make_no_difference(copies, ma
 @pytest.mark.parametrize("n", [1, 64, 65, 128, 129, 192, 193, 257])
 def test_warpgroups_without_rows_sit_out(n, maxima, copies):
     q, k, v = inputs(n, 100, 16, 16, heads=3)
-    layout = small(16, 16, groups=3, maxima=maxima)
+    layout = small(16, 16, groups=3, stages=3, maxima=maxima)
     done = check(q, k, v, layout=layout, copies=copies, blocks=1)
     stays = check(q, k, v, layout=replace(layout, sits_out=False), copies=copies, blocks=1)
     np.testing.assert_array_equal(done.out, stays.out)
@@ -137,6 +137,30 @@ def test_warpgroups_without_rows_sit_out(n, maxima, copies):
     assert stays.report.instructions["stmatrix_x4"] == 3 * -(-n // 192) * 3 * 4
     warps = 3 * sum(-(-min(192, n - row) // 64) for row in range(0, n, 192)) * 4
     assert done.report.instructions["stmatrix_x4"] == warps
+
+
+def test_a_warpgroup_that_sits_out_needs_as_many_stages_as_there_are_warpgroups():
+    """With two stages of three warpgroups, the second one may be ahead of the third's release."""
+    layout = small(16, 16, groups=3, stages=3, block_k=16)
+    object.__setattr__(layout, "stages", 2)  # which it refuses
+    q, k, v = inputs(256, 64, 16, 16)
+    report = attention(q, k, v, layout=layout, table=np.array([[0, 1, END]], np.uint32)).report
+    assert any("may count for the phase before" in fault.detail for fault in report.faults)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"groups": 4}, "groups: 4"), ({"block_k": 40}, "block_k: 40"),
+        ({"groups": 3}, "stages: 2 must be"), ({"stages": 1, "sits_out": False}, "stages: 1"),
+        ({"q_stages": 0}, "q_stages: 0"), ({"early": 9}, "early: 9"), ({"early": -1}, "early: -1"),
+        ({"maxima": "fsat"}, "maxima: 'fsat'"),
+    ],
+)  # fmt: skip
+def test_a_layout_that_cannot_run_is_refused(options, named):
+    given = {"groups": 2, "block_k": 64} | options
+    with pytest.raises(ValueError, match=named):
+        Sm90Layout(64, 64, **given)
 
 
 @pytest.mark.parametrize("q_stages", [1, 2])

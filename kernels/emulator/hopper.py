@@ -40,7 +40,9 @@ class MBarrier:
     bytes: int = 0
     phase: int = 0
     heard: np.ndarray | None = None
-    told: np.ndarray | None = None
+    told: np.ndarray | None = None  # by the arrivals of the phase before
+    copied: bool = False  # bytes too come in this phase
+    was_copied: bool = False  # came in the phase before
 
 
 @dataclass(slots=True)
@@ -137,18 +139,37 @@ class Hopper:
             barrier = self._find(int(address[lane]), lane)
             if barrier is None:
                 continue
+            self._check_order(barrier, warp.threads[lane])
             heard = warp.block.clocks.release(warp.threads[lane : lane + 1])
             barrier.heard = heard if barrier.heard is None else np.maximum(barrier.heard, heard)
             barrier.bytes += 0 if size is None else int(size[lane])
+            barrier.copied |= size is not None
             barrier.missing -= 1
             if barrier.missing < 0:
                 warp.fault("barrier", f"more than {barrier.count} arrivals in an mbarrier's phase")
                 barrier.missing = 0
             self._turn(barrier)
 
+    def _check_order(self, barrier: MBarrier, thread: int) -> None:
+        """Who arrives knows that the phase before is over: else it might count for that one.
+
+        It has heard of the phase's end, or of every arrival in it if there was nothing else.
+        """
+        if barrier.told is None:
+            return
+        known, unit = self.warp.block.clocks.known[thread], barrier.unit
+        ended = known[unit] >= barrier.phase
+        others = np.arange(known.size) != unit
+        if not ended and (barrier.was_copied or (known < barrier.told)[others].any()):
+            self.warp.fault(
+                "race", "arrives at an mbarrier and may count for the phase before, of whose end "
+                "no barrier has told it"
+            )  # fmt: skip
+
     def _turn(self, barrier: MBarrier) -> None:
         if barrier.missing == 0 and barrier.bytes == 0:
             barrier.phase += 1
+            barrier.copied, barrier.was_copied = False, barrier.copied
             barrier.missing, barrier.told, barrier.heard = barrier.count, barrier.heard, None
             if barrier.told is not None:
                 barrier.told[barrier.unit] = barrier.phase
