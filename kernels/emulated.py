@@ -68,7 +68,9 @@ def layout_with(
     _check_block("block_q", block_q, [GROUP_ROWS * groups for groups in REGISTERS])
     _check_block("block_k", block_k, range(16, MOST_KEYS + 1, 16))
     if block_q is not None:
-        layout = replace(layout, groups=block_q // GROUP_ROWS)
+        groups = block_q // GROUP_ROWS
+        sits_out = layout.sits_out and layout.stages >= groups
+        layout = replace(layout, groups=groups, sits_out=sits_out)
     Bc = block_k or layout.block_k
     return _fitting(replace(layout, block_k=Bc, early=min(layout.early, Bc // 8)))
 

@@ -12,7 +12,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from . import driver, mma_layout, sm90_layout
@@ -109,14 +109,10 @@ def total(speeds: Found, long: Any, short: Any) -> tuple[float, list[int]]:
 
 
 def options(layout: sm90_layout.Sm90Layout) -> dict[str, int]:
-    """What tells it from others of its widths."""
-    usual = sm90_layout.Sm90Layout(layout.d, layout.e, layout.groups, layout.block_k)
-    names = ("groups", "block_k", "stages", "q_stages", "early", "sits_out")
-    given = {x: getattr(layout, x) for x in names}
-    for name in ("stages", "q_stages", "sits_out"):
-        if given[name] == getattr(usual, name):
-            del given[name]
-    return given
+    """What tells it from others of its widths: what has no default, or another value."""
+    usual = {x.name: x.default for x in fields(layout)}
+    given = {x: getattr(layout, x) for x in usual if x not in ("d", "e", "maxima", "itemsize")}
+    return {x: value for x, value in given.items() if x == "early" or value != usual[x]}
 
 
 def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
