@@ -21,7 +21,14 @@ from .flash_sm90 import flash_sm90
 from .mma_layout import MmaLayout
 from .plans import usual_layout
 from .problem import DTYPES, TENSOR_CORES, Problem, shown
-from .sm90_layout import GROUP_ROWS, MOST_KEYS, REGISTERS, WARP_ROWS, Sm90Layout
+from .sm90_layout import (
+    GROUP_ROWS,
+    MOST_KEYS,
+    REGISTERS,
+    WARP_ROWS,
+    Sm90Layout,
+    can_sit_out,
+)
 from .sm90_schedule import work
 
 TENSORS = ("Q", "K", "V", "O", "L")
@@ -69,7 +76,7 @@ def layout_with(
     _check_block("block_k", block_k, range(16, MOST_KEYS + 1, 16))
     if block_q is not None:
         groups = block_q // GROUP_ROWS
-        sits_out = layout.sits_out and layout.stages >= groups
+        sits_out = layout.sits_out and can_sit_out(groups, layout.stages)
         layout = replace(layout, groups=groups, sits_out=sits_out)
     Bc = block_k or layout.block_k
     return _fitting(replace(layout, block_k=Bc, early=min(layout.early, Bc // 8)))

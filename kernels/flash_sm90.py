@@ -256,10 +256,10 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
         return i0, first, end
 
     @word
-    def release(barrier, lane):
-        """The warp has used what the barrier guards."""
+    def release(mbarrier, lane):
+        """The warp has used what the mbarrier guards."""
         if lane == 0:
-            mbar_arrive(barrier)
+            mbar_arrive(mbarrier)
 
     @word
     def take_next(base, q_stage, q_turn, slot, n, s, left, right, lane):
@@ -562,19 +562,9 @@ def flash_sm90(layout: Sm90Layout, dtype: str):
                 wait_acc(acc)
                 release(barrier(base, EMPTY_V, held), lane)
                 store(
-                    O_map,
-                    L,
-                    base,
-                    slot_before,
-                    acc,
-                    m_before,
-                    l_before,
-                    n,
-                    heads,
-                    want_L,
-                    warp,
+                    O_map, L, base, slot_before, acc, m_before, l_before, n, heads, want_L, warp,
                     lane,
-                )
+                )  # fmt: skip
             if warpgroup == 0:
                 await_turn(warp)  # which the last warpgroup has passed on
             if lane == 0:

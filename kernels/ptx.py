@@ -332,12 +332,6 @@ def anew(warp, x):
     return x
 
 
-@instruction("mov.b64 $0, $1;", "l", "l", memory=True)
-def anew_64(warp, x):
-    """The same for 64 bits."""
-    return x
-
-
 def _half_bits(x):
     return x.astype(np.float16).view(np.uint16)
 

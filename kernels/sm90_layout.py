@@ -25,6 +25,15 @@ MAXIMA = ("fast", "exact")
 REGISTERS = {1: (56, 240), 2: (40, 232), 3: (32, 160)}
 
 
+def can_sit_out(groups: int, stages: int) -> bool:
+    """Whether warpgroups may sit out.
+
+    A turn tells such a one what those before it have released. Those after it are a tile behind,
+    and may still hold one stage of two.
+    """
+    return stages >= groups
+
+
 @dataclass(frozen=True, slots=True)
 class Sm90Layout:
     """One compiled kernel's shape."""
@@ -47,9 +56,7 @@ class Sm90Layout:
             raise ValueError(
                 f"block_k: {self.block_k} must be a multiple of 16 from 16 to {MOST_KEYS}"
             )
-        # A turn tells a warpgroup that sits out what those before it have released. Those after it
-        # are a tile behind, and may still hold a stage of two.
-        if self.stages < (max(2, self.groups) if self.sits_out else 2):
+        if self.stages < 2 or (self.sits_out and not can_sit_out(self.groups, self.stages)):
             raise ValueError(
                 f"stages: {self.stages} must be at least 2, and with sits_out at least groups, "
                 f"{self.groups}"

@@ -87,21 +87,19 @@ def schedule(
     blocks = min(blocks, items)
     if items == 0:
         return np.full((0, 1), END, np.uint32)
-    together = min(heads, -(-waves * blocks // Tr))  # heads under way
     order = np.arange(items)
-    if cost.min() < cost.max():
-        head, tile = np.divmod(order, Tr)
-        shortest = np.argsort(tiles, kind="stable")
-        comes_last = np.zeros(Tr, bool)
-        if tiles.min() < tiles.max():
-            comes_last[shortest[np.cumsum(cost[shortest]) * LATE <= cost.sum()]] = True
-        late = comes_last[tile]
-        together_with = np.where(late, 0, head // together)
-        order = np.lexsort((head, -cost[tile], together_with, late))
-    place = np.arange(items)
     if cost.min() == cost.max():
-        owner = place % blocks
-    elif items > HEAP_ITEMS:
+        return _table(order, order % blocks, blocks)
+    head, tile = np.divmod(order, Tr)
+    shortest = np.argsort(tiles, kind="stable")
+    comes_last = np.zeros(Tr, bool)
+    if tiles.min() < tiles.max():
+        comes_last[shortest[np.cumsum(cost[shortest]) * LATE <= cost.sum()]] = True
+    late = comes_last[tile]
+    together = min(heads, -(-waves * blocks // Tr))  # heads under way
+    together_with = np.where(late, 0, head // together)
+    order = np.lexsort((head, -cost[tile], together_with, late))
+    if items > HEAP_ITEMS:
         owner = _in_rounds(cost[order % Tr], blocks)
     else:
         owner = _first_free(cost[order % Tr].tolist(), blocks)

@@ -124,7 +124,8 @@ def candidates(variant: str, d: int, dtype: str) -> Iterator[Any]:
             given = dict(
                 zip(("groups", "block_k", "stages", "q_stages", "early"), shape, strict=True)
             )
-            layout = replace(usual, **given, sits_out=given["stages"] >= given["groups"])
+            sits_out = sm90_layout.can_sit_out(given["groups"], given["stages"])
+            layout = replace(usual, **given, sits_out=sits_out)
             yield layout
             if shape == STAYS:
                 yield replace(layout, sits_out=False)

@@ -155,12 +155,10 @@ class Hopper:
 
         It has heard of the phase's end, or of every arrival in it if there was nothing else.
         """
-        if barrier.told is None:
+        clocks = self.warp.block.clocks
+        if barrier.told is None or clocks.known[thread, barrier.unit] >= barrier.phase:
             return
-        known, unit = self.warp.block.clocks.known[thread], barrier.unit
-        ended = known[unit] >= barrier.phase
-        others = np.arange(known.size) != unit
-        if not ended and (barrier.was_copied or (known < barrier.told)[others].any()):
+        if barrier.was_copied or not clocks.have_heard(thread, barrier.told):
             self.warp.fault(
                 "race", "arrives at an mbarrier and may count for the phase before, of whose end "
                 "no barrier has told it"
@@ -171,8 +169,6 @@ class Hopper:
             barrier.phase += 1
             barrier.copied, barrier.was_copied = False, barrier.copied
             barrier.missing, barrier.told, barrier.heard = barrier.count, barrier.heard, None
-            if barrier.told is not None:
-                barrier.told[barrier.unit] = barrier.phase
 
     def wait(self, address: np.ndarray, parity: np.ndarray) -> None:
         lanes = self.warp.active()
@@ -188,7 +184,9 @@ class Hopper:
         warp.wait_until(lambda: (barrier.phase & 1) != parity, "mbar_wait")
         self.machine.awaited.remove(barrier)
         if barrier.told is not None:
-            warp.block.clocks.acquire(warp.threads[lanes], barrier.told)
+            clocks, threads = warp.block.clocks, warp.threads[lanes]
+            clocks.acquire(threads, barrier.told)
+            clocks.known[threads, barrier.unit] = barrier.phase
 
     # ---- tensor copies
 

@@ -49,6 +49,10 @@ class Clocks:
     def acquire(self, threads: np.ndarray, heard: np.ndarray) -> None:
         self.known[threads] = np.maximum(self.known[threads], heard)
 
+    def have_heard(self, threads: np.ndarray, told: np.ndarray) -> bool:
+        """Whether these threads know all of it."""
+        return not (self.known[threads] < told).any()
+
     def exchange(self, threads: np.ndarray) -> None:
         """These threads meet: each hears what all have heard."""
         self.acquire(threads, self.release(threads))

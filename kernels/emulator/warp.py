@@ -245,7 +245,7 @@ class Warp:
     def _meet(self, barrier: Barrier, threads, what: str, *, waits: bool) -> None:
         clocks = self.block.clocks
         opened = barrier.opened
-        if barrier.told is not None and (clocks.known[threads] < barrier.told).any():
+        if barrier.told is not None and not clocks.have_heard(threads, barrier.told):
             said = f"{what}: may count for the opening before, as no barrier has told of all in it"
             self.fault("race", said)
         if not barrier.arrive(threads.size, clocks.release(threads)):
